@@ -1,0 +1,104 @@
+/**
+ * The task runner: `bun build.ts [abi | native | native-tests-release | native-tests-sanitize | compile | check | all]…`.
+ * Slow results are cached by content, so a second run does nothing twice.
+ */
+import { $ } from "bun";
+import { copyFileSync, existsSync, mkdirSync, readFileSync, renameSync, rmSync, writeFileSync } from "node:fs";
+import { availableParallelism } from "node:os";
+import { join } from "node:path";
+import { cacheDir, contentHash, dist, executable, root } from "./scripts/lib/paths.mjs";
+import { say } from "./scripts/lib/run.mjs";
+
+const LIBRARY = "liblayerscale_cpu.so";
+const sources = [join(root, "native"), join(root, "cpu")];
+
+/** Generates src/engine/native/abi.gen.ts from native/layerscale.h. */
+async function abi(): Promise<void> {
+  await $`${process.execPath} scripts/abi-gen.ts`.cwd(root).quiet();
+}
+
+/** Configures and builds a CMake tree; returns the build folder. Trees are cached by sources, compiler and options. */
+export async function cmakeBuild(name: string, options: string[], targets: string[]): Promise<string> {
+  const compiler = await $`g++ -dumpfullversion -dumpmachine`.text();
+  const folder = join(cacheDir, "native", `${name}-${contentHash(sources, [compiler, ...options])}`);
+  const done = join(folder, `.done-${targets.join("-")}`);
+  if (existsSync(done)) return folder;
+  say(`building ${targets.join(", ")} (${name})`);
+  mkdirSync(folder, { recursive: true });
+  await $`cmake -S ${join(root, "native")} -B ${folder} -DCMAKE_BUILD_TYPE=Release ${options}`.quiet();
+  await $`cmake --build ${folder} -j ${availableParallelism()} ${targets.flatMap((target) => ["--target", target])}`;
+  writeFileSync(done, "");
+  return folder;
+}
+
+async function native(): Promise<void> {
+  const folder = await cmakeBuild("release", [], ["layerscale_cpu"]);
+  mkdirSync(dist, { recursive: true });
+  const target = join(dist, LIBRARY);
+  const built = join(folder, LIBRARY);
+  if (existsSync(target) && Buffer.compare(readFileSync(target), readFileSync(built)) === 0) return;
+  copyFileSync(built, `${target}.tmp`);
+  renameSync(`${target}.tmp`, target);
+}
+
+/** Builds the native tests and lists their commands, as CMake's test driver knows them, in dist/native-tests-<flavour>.json. */
+async function nativeTests(flavour: "release" | "sanitize"): Promise<void> {
+  const folder = await cmakeBuild(flavour, flavour === "sanitize" ? ["-DLS_SANITIZE=ON"] : [], ["all"]);
+  const listed = (await $`ctest --test-dir ${folder} --show-only=json-v1`.quiet().json()) as { tests: { name: string; command?: string[] }[] };
+  mkdirSync(dist, { recursive: true });
+  const tests = listed.tests.map(({ name, command }) => ({ name, command: command ?? [] }));
+  writeFileSync(join(dist, `native-tests-${flavour}.json`), JSON.stringify(tests, null, 1));
+}
+
+/** dist/layerscale: one file with the native library embedded. */
+async function compile(): Promise<void> {
+  const commit = (await $`git rev-parse --short=12 HEAD`.cwd(root).quiet().nothrow().text()).trim() || "unknown";
+  const inputs = [join(root, "src"), join(root, "package.json"), join(root, "package-lock.json"), join(root, "build.ts"), join(dist, LIBRARY)];
+  const stamp = contentHash(inputs, [commit, Bun.version]);
+  const stampFile = join(dist, ".layerscale-stamp");
+  if (existsSync(executable) && existsSync(stampFile) && readFileSync(stampFile, "utf8") === stamp) return;
+  say("compiling dist/layerscale");
+  rmSync(stampFile, { force: true });
+  // Without the autoload switches the executable would read .env and bunfig.toml of whatever directory it is started in.
+  await $`${process.execPath} build --compile --minify --sourcemap=none --bytecode --format=esm --no-compile-autoload-dotenv --no-compile-autoload-bunfig --define LAYERSCALE_COMMIT=${JSON.stringify(commit)} --outfile ${executable} ${join(root, "src/main.ts")}`.cwd(root).quiet();
+  writeFileSync(stampFile, stamp);
+}
+
+/** Static checks: generated bindings are fresh, types, lint. */
+async function check(): Promise<void> {
+  await $`${process.execPath} scripts/abi-gen.ts --check`.cwd(root);
+  await $`${join(root, "node_modules/.bin/tsc")} --noEmit`.cwd(root);
+  await $`${join(root, "node_modules/.bin/oxlint")} --quiet src test bench scripts build.ts`.cwd(root);
+}
+
+const tasks: Record<string, () => Promise<void>> = {
+  abi,
+  native,
+  compile,
+  check,
+  "native-tests-release": () => nativeTests("release"),
+  "native-tests-sanitize": () => nativeTests("sanitize"),
+  all: async () => {
+    await abi();
+    await native();
+    await compile();
+  },
+};
+
+if (import.meta.main) {
+  const names = process.argv.slice(2);
+  for (const name of names.length ? names : ["all"]) {
+    const task = tasks[name];
+    if (!task) {
+      console.error(`error: unknown task "${name}"; expected ${Object.keys(tasks).join(", ")}`);
+      process.exit(2);
+    }
+    try {
+      await task();
+    } catch (error) {
+      const shell = error as { stdout?: Buffer; stderr?: Buffer };
+      console.error(`error: task ${name} failed: ${error}\n${shell.stdout ?? ""}${shell.stderr ?? ""}`);
+      process.exit(1);
+    }
+  }
+}

@@ -1,0 +1,146 @@
+#include "fake_backend.h"
+
+#include <memory>
+#include <stdexcept>
+#include <thread>
+#include <unordered_map>
+#include <utility>
+
+namespace ls {
+namespace test {
+
+uint64_t extend_hash(uint64_t hash, int32_t token) {
+  hash = (hash ^ static_cast<uint32_t>(token)) * 0x100000001b3u;
+  return hash ^ (hash >> 29);
+}
+
+static int32_t token_of(uint64_t hash, uint32_t vocab) { return static_cast<int32_t>((hash >> 7) % vocab); }
+
+int32_t next_token(std::span<const int32_t> tokens, uint32_t vocab) {
+  uint64_t hash = kEmptyHash;
+  for (const int32_t token : tokens) hash = extend_hash(hash, token);
+  return token_of(hash, vocab);
+}
+
+static std::shared_ptr<FakeDevice> latest = std::make_shared<FakeDevice>();
+FakeDevice &device() { return *latest; }
+Status &next_make_status() {
+  static Status status;
+  return status;
+}
+
+namespace {
+
+constexpr int32_t kNeverWritten = -7;
+
+class FakeBackend final : public Backend {
+ public:
+  explicit FakeBackend(std::shared_ptr<FakeDevice> device) : device_(std::move(device)) {}
+  ~FakeBackend() override { device_->alive = false; }
+
+  Status set_tensor(uint32_t id, const TensorView &view) override {
+    device_->tensors[id] = view;
+    return Status::good();
+  }
+
+  Status finish_weights(std::atomic<int32_t> &permille) override {
+    permille = 500;
+    if (device_->finish_gate) device_->finish_gate->wait(false);
+    return std::exchange(device_->finish_status, Status::good());
+  }
+
+  Status create_pool(uint32_t pages) override {
+    if (!device_->pool_status.ok()) return std::exchange(device_->pool_status, Status::good());
+    device_->memory.assign(size_t{pages} * LS_PAGE_TOKENS, kNeverWritten);
+    return Status::good();
+  }
+
+  Status run(const StepBatch &batch, StepOutput &out) override {
+    FakeDevice &d = *device_;
+    ++d.runs;
+    d.last_rows = batch.rows;
+    if (std::exchange(d.run_throws, false)) throw std::runtime_error("injected");
+    if (!d.run_status.ok()) return std::exchange(d.run_status, Status::good());
+    if (std::string text = inspect(batch); !text.empty()) return Status::fail(LS_INTERNAL, "fake device: " + text);
+    for (const StepRow &row : batch.rows)
+      for (uint32_t i = 0; i < row.len; ++i) at(row, row.start + i) = row.tokens[i];
+    for (const StepRow &row : batch.rows) {
+      RowOutput result;
+      uint64_t hash = kEmptyHash;
+      for (uint32_t i = 0; i < row.start + row.len; ++i) {
+        if (at(row, i) == kNeverWritten) return Status::fail(LS_INTERNAL, "fake device: slot " + std::to_string(row.slot) + " reads token " + std::to_string(i) + " that nobody wrote");
+        hash = extend_hash(hash, at(row, i));
+      }
+      if (row.sample) {
+        result.token = token_of(hash, d.config.vocab);
+        result.logprob = -0.5f - static_cast<float>(row.slot);
+        for (uint32_t i = 0; i < row.n_logprobs; ++i) result.top.emplace_back(static_cast<int32_t>((static_cast<uint32_t>(result.token) + i) % d.config.vocab), -0.5f - static_cast<float>(i));
+      }
+      out.rows.push_back(std::move(result));
+    }
+    tamper(out);
+    return Status::good();
+  }
+
+ private:
+  std::shared_ptr<FakeDevice> device_;
+
+  int32_t &at(const StepRow &row, uint32_t position) {
+    return device_->memory[static_cast<size_t>(row.pages[position / LS_PAGE_TOKENS]) * LS_PAGE_TOKENS + position % LS_PAGE_TOKENS];
+  }
+
+  // What must hold of any batch: pages cover the row exactly, and nobody else touches a page that a row writes.
+  std::string inspect(const StepBatch &batch) const {
+    const FakeDevice &d = *device_;
+    std::unordered_map<int32_t, const StepRow *> user, writer;
+    uint32_t sum = 0;
+    for (const StepRow &row : batch.rows) {
+      const std::string name = "slot " + std::to_string(row.slot);
+      sum += row.len;
+      if (row.page_count != (row.start + row.len + LS_PAGE_TOKENS - 1) / LS_PAGE_TOKENS) return name + " has " + std::to_string(row.page_count) + " pages";
+      for (uint32_t i = 0; i < row.len; ++i)
+        if (row.tokens[i] < 0 || static_cast<uint32_t>(row.tokens[i]) >= d.config.vocab) return name + " has token " + std::to_string(row.tokens[i]);
+      for (uint32_t p = 0; p < row.page_count; ++p) {
+        const int32_t page = row.pages[p];
+        if (page < 0 || static_cast<size_t>(page) >= d.memory.size() / LS_PAGE_TOKENS) return name + " has page " + std::to_string(page);
+        const bool writes = p >= row.start / LS_PAGE_TOKENS;
+        const auto [first, fresh] = user.emplace(page, &row);
+        if (!fresh && (writes || writer.contains(page) || first->second == &row)) return name + " shares page " + std::to_string(page) + ", which is written";
+        if (writes) writer.emplace(page, &row);
+      }
+    }
+    return sum == batch.tokens ? "" : "batch.tokens is wrong";
+  }
+
+  void tamper(StepOutput &out) {
+    using Tamper = FakeDevice::Tamper;
+    const int32_t outside = static_cast<int32_t>(device_->config.vocab);
+    switch (std::exchange(device_->tamper, Tamper::none)) {
+      case Tamper::none: return;
+      case Tamper::token_outside: out.rows[0].token = outside; return;
+      case Tamper::missing_row: out.rows.pop_back(); return;
+      case Tamper::too_many_top: out.rows[0].top.resize(LS_MAX_LOGPROBS + 1); return;
+      case Tamper::top_outside: out.rows[0].top.assign(1, {outside, 0.0f}); return;
+    }
+  }
+};
+
+}  // namespace
+}  // namespace test
+
+Status make_backend(const ls_config &config, const float *inv_freq, std::unique_ptr<Backend> &out) {
+  if (!test::next_make_status().ok()) return std::exchange(test::next_make_status(), Status::good());
+  test::latest = std::make_shared<test::FakeDevice>();
+  test::latest->config = config;
+  test::latest->inv_freq.assign(inv_freq, inv_freq + config.head_dim / 2);
+  test::latest->alive = true;
+  out = std::make_unique<test::FakeBackend>(test::latest);
+  return Status::good();
+}
+
+Status device_info_json(std::string &json) {
+  json = R"({"device":"fake","isa":"none","isas":[],"threads":1,"name":"fäke"})";
+  return Status::good();
+}
+
+}  // namespace ls

@@ -1,0 +1,459 @@
+// Random traces against a plain model: open, extend (chunks, carries, two steps in flight), close, abort, evict, clear, drain and refused
+// plans. After every action: ls_pool_check, page counts, cached tokens and (through the fake device) every sampled token must agree with the
+// model; replaying the events must give the model's tree.
+#include <algorithm>
+#include <deque>
+#include <map>
+#include <memory>
+#include <optional>
+#include <random>
+#include <set>
+
+#include "check.h"
+#include "harness.h"
+
+using namespace ls::test;
+
+namespace {
+
+// A page as the model sees it: an object, shared by those who hold it.
+struct ModelPage {
+  uint64_t domain = 0;
+  ModelPage *parent = nullptr;
+  Tokens tokens;
+  uint32_t holders = 0;
+  bool resident = false;
+  uint64_t touched = 0;
+};
+using PagePtr = std::shared_ptr<ModelPage>;
+
+struct ModelSequence {
+  uint64_t domain = 0, serial = 0;
+  Tokens script;  // the prompt, then what the device will sample: known in advance, since it is a hash
+  uint32_t prompt = 0, computed = 0, completed = 0;
+  bool sampled = false, sample_known = false;
+  std::vector<PagePtr> pages;
+};
+
+// The tree as a flat list, searched from end to end: slow and evidently right.
+class Model {
+ public:
+  Model(uint32_t pages, uint32_t vocab) : total_(pages), vocab_(vocab) {}
+
+  std::map<int32_t, ModelSequence> open;
+  std::vector<PagePtr> tree;
+
+  PagePtr find(uint64_t domain, const ModelPage *parent, const Tokens &tokens) const {
+    for (const PagePtr &p : tree)
+      if (p->domain == domain && p->parent == parent && p->tokens == tokens) return p;
+    return nullptr;
+  }
+  static Tokens page_tokens(const Tokens &all, size_t page) { return Tokens(all.begin() + static_cast<std::ptrdiff_t>(page * 16), all.begin() + static_cast<std::ptrdiff_t>(page * 16 + 16)); }
+
+  std::vector<PagePtr> match(uint64_t domain, const Tokens &prompt) const {
+    std::vector<PagePtr> path;
+    for (size_t i = 0; i < (prompt.size() - 1) / 16; ++i) {
+      const PagePtr p = find(domain, path.empty() ? nullptr : path.back().get(), page_tokens(prompt, i));
+      if (!p) break;
+      path.push_back(p);
+    }
+    return path;
+  }
+
+  uint32_t held() const {
+    std::set<const ModelPage *> pages;
+    for (const auto &[slot, s] : open)
+      for (const PagePtr &p : s.pages) pages.insert(p.get());
+    return static_cast<uint32_t>(pages.size());
+  }
+  uint32_t cached() const {
+    return static_cast<uint32_t>(std::count_if(tree.begin(), tree.end(), [](const PagePtr &p) { return p->holders == 0; }));
+  }
+  uint32_t free() const { return total_ - held() - cached(); }
+
+  void evict() {
+    PagePtr victim;
+    for (const PagePtr &p : tree) {
+      const bool leaf = std::none_of(tree.begin(), tree.end(), [&](const PagePtr &q) { return q->parent == p.get(); });
+      if (p->holders == 0 && leaf && (!victim || p->touched < victim->touched)) victim = p;
+    }
+    CHECK(victim != nullptr);
+    victim->resident = false;
+    std::erase(tree, victim);
+    ++evictions;
+  }
+
+  // Pages for tokens [0, computed + len) of a sequence.
+  static uint32_t more_pages(const ModelSequence &s, uint32_t len) { return (s.computed + len + 15) / 16 - static_cast<uint32_t>(s.pages.size()); }
+  void extend(ModelSequence &s, uint32_t len) {
+    for (uint32_t n = more_pages(s, len); n > 0; --n) {
+      auto page = std::make_shared<ModelPage>();
+      page->holders = 1;
+      s.pages.push_back(page);
+    }
+    s.computed += len;
+    while (s.script.size() <= s.computed) s.script.push_back(next_token(s.script, vocab_));
+  }
+
+  void close(int32_t slot, uint32_t commit) {
+    ModelSequence s = std::move(open.at(slot));
+    open.erase(slot);
+    std::vector<PagePtr> path;
+    for (size_t i = 0; i < std::min(commit, s.completed) / 16; ++i) {
+      ModelPage *parent = path.empty() ? nullptr : path.back().get();
+      PagePtr p = find(s.domain, parent, page_tokens(s.script, i));
+      if (!p) {
+        p = s.pages[i];
+        if (p->holders > 1 && parent != (i == 0 ? nullptr : s.pages[i - 1].get())) break;
+        *p = {s.domain, parent, page_tokens(s.script, i), p->holders, true, 0};
+        tree.push_back(p);
+      }
+      path.push_back(p);
+    }
+    for (size_t i = s.pages.size(); i-- > 0;) {
+      --s.pages[i]->holders;
+      (i < path.size() ? path[i] : s.pages[i])->touched = ++clock_;
+    }
+  }
+
+  void clear() {
+    for (const PagePtr &p : tree) p->resident = false;
+    tree.clear();
+  }
+
+  uint64_t evictions = 0;
+
+ private:
+  uint32_t total_, vocab_;
+  uint64_t clock_ = 0;
+};
+
+// What somebody who only reads events knows.
+class Replay {
+ public:
+  struct Stored {
+    int32_t parent;
+    uint64_t domain;
+    Tokens tokens;
+  };
+  std::map<int32_t, Stored> pages;
+
+  void apply(const Event &e) {
+    switch (e.kind) {
+      case LS_EVENT_CLEARED: pages.clear(); return;
+      case LS_EVENT_REMOVED:
+        CHECK(pages.contains(e.page));
+        for (const auto &[page, stored] : pages) CHECK(stored.parent != e.page);
+        pages.erase(e.page);
+        return;
+      default:
+        CHECK_EQ(e.kind, static_cast<int32_t>(LS_EVENT_STORED));
+        CHECK(!pages.contains(e.page));
+        CHECK(e.parent == -1 || pages.contains(e.parent));
+        pages[e.page] = {e.parent, e.domain, e.tokens};
+    }
+  }
+  // (domain, whole prefix) of every page.
+  std::set<std::pair<uint64_t, Tokens>> prefixes() const {
+    std::set<std::pair<uint64_t, Tokens>> all;
+    for (const auto &[page, stored] : pages) {
+      Tokens prefix = stored.tokens;
+      for (int32_t up = stored.parent; up != -1; up = pages.at(up).parent) prefix.insert(prefix.begin(), pages.at(up).tokens.begin(), pages.at(up).tokens.end());
+      CHECK(all.emplace(stored.domain, prefix).second);  // one page per content
+    }
+    return all;
+  }
+};
+
+std::set<std::pair<uint64_t, Tokens>> prefixes(const Model &model) {
+  std::set<std::pair<uint64_t, Tokens>> all;
+  for (const PagePtr &p : model.tree) {
+    Tokens prefix = p->tokens;
+    for (const ModelPage *up = p->parent; up; up = up->parent) {
+      CHECK(up->resident);
+      prefix.insert(prefix.begin(), up->tokens.begin(), up->tokens.end());
+    }
+    CHECK(all.emplace(p->domain, prefix).second);
+  }
+  return all;
+}
+
+struct Coverage {
+  uint32_t opens = 0, hits = 0, steps = 0, carries = 0, closes = 0, closed_in_flight = 0, no_pages = 0, clears = 0, refused = 0, evictions = 0;
+};
+
+class Trace {
+ public:
+  Trace(uint32_t pages, uint32_t max_seqs, uint32_t seed, bool prefix_cache = true)
+      : rig_({.pages = pages, .max_seqs = max_seqs, .max_context = 160, .max_batch_tokens = 96, .vocab = 50, .prefix_cache = prefix_cache}),
+        model_(pages, 50), random_(seed), caching_(prefix_cache) {
+    // Prompts share beginnings: 3 roots, each continued in a few ways.
+    for (int i = 0; i < 3; ++i) bases_.push_back(random_tokens(48));
+    for (int i = 0; i < 5; ++i) {
+      Tokens t = bases_[static_cast<size_t>(i % 3)];
+      t.resize(16 * (1 + static_cast<size_t>(i) % 3));
+      const Tokens tail = random_tokens(64);
+      t.insert(t.end(), tail.begin(), tail.end());
+      bases_.push_back(t);
+    }
+  }
+
+  Coverage coverage;
+
+  void run(uint32_t actions) {
+    for (uint32_t i = 0; i < actions; ++i) {
+      const uint32_t dice = pick(100);
+      std::string action;
+      try {
+        if (dice < 20) action = "open", open();
+        else if (dice < 50) action = "submit", submit();
+        else if (dice < 75) action = "wait", wait();
+        else if (dice < 90) action = "close", close();
+        else if (dice < 92) action = "clear", clear();
+        else if (dice < 96) action = "refused", refused();
+        else action = "drain", drain();
+        compare();
+      } catch (const std::exception &e) {
+        throw std::runtime_error("action " + std::to_string(i) + " (" + action + "): " + e.what());
+      }
+    }
+    while (!in_flight_.empty()) wait();
+    while (!model_.open.empty()) close();
+    compare();
+    drain();
+    CHECK_EQ(rig_.stats().held, 0u);
+    coverage.evictions = static_cast<uint32_t>(model_.evictions);
+  }
+
+ private:
+  struct FlightRow {
+    int32_t slot;
+    uint64_t serial;
+    uint32_t end;
+    bool sample;
+    int32_t expected;  // the token it will sample
+  };
+  Rig rig_;
+  Model model_;
+  std::mt19937 random_;
+  bool caching_;
+  std::vector<Tokens> bases_;
+  std::deque<std::vector<FlightRow>> in_flight_;
+  Replay replay_;
+  uint64_t serial_ = 0;
+
+  uint32_t pick(uint32_t n) { return static_cast<uint32_t>(random_() % n); }
+  Tokens random_tokens(uint32_t n) {
+    Tokens t(n);
+    for (int32_t &v : t) v = static_cast<int32_t>(pick(50));
+    return t;
+  }
+
+  void open() {
+    Tokens prompt = bases_[pick(static_cast<uint32_t>(bases_.size()))];
+    prompt.resize(1 + pick(static_cast<uint32_t>(prompt.size())));
+    if (pick(2)) {
+      const Tokens tail = random_tokens(pick(20));
+      prompt.insert(prompt.end(), tail.begin(), tail.end());
+    }
+    const uint64_t domain = pick(4) == 0 ? uint64_t{7} << 32 : 0;
+    const Opened seq = rig_.open(prompt, domain);
+    if (model_.open.size() == rig_.config.max_seqs) {
+      CHECK_EQ(seq.code, LS_NO_SLOTS);
+      return;
+    }
+    CHECK_EQ(seq.code, LS_OK);
+    ModelSequence s;
+    s.domain = domain;
+    s.serial = ++serial_;
+    s.prompt = static_cast<uint32_t>(prompt.size());
+    s.script = prompt;
+    if (caching_) s.pages = model_.match(domain, prompt);
+    for (const PagePtr &p : s.pages) ++p->holders;
+    s.computed = s.completed = static_cast<uint32_t>(s.pages.size()) * 16;
+    CHECK_EQ(seq.cached, s.computed);
+    CHECK(!model_.open.contains(seq.slot));
+    model_.open[seq.slot] = std::move(s);
+    ++coverage.opens;
+    coverage.hits += seq.cached > 0;
+  }
+
+  void submit() {
+    std::vector<RowSpec> rows;
+    std::vector<std::pair<int32_t, uint32_t>> grow;
+    uint32_t budget = rig_.config.max_batch_tokens, pages = 0;
+    std::vector<int32_t> slots;
+    for (const auto &[slot, s] : model_.open) slots.push_back(slot);
+    std::shuffle(slots.begin(), slots.end(), random_);
+    for (const int32_t slot : slots) {
+      ModelSequence &s = model_.open.at(slot);
+      if (pick(4) == 0 || budget == 0 || s.computed >= rig_.config.max_context) continue;
+      // Within the prompt: a chunk of any length. After it: one sampled token, as a carry or by its id.
+      uint32_t len = s.computed < s.prompt ? std::min(budget, 1 + pick(s.prompt - s.computed)) : 1;
+      RowSpec row{.slot = slot, .start = s.computed, .tokens = Tokens(s.script.begin() + s.computed, s.script.begin() + s.computed + len), .sample = s.computed + len >= s.prompt || pick(3) == 0};
+      if (s.computed >= s.prompt && s.sampled && (!s.sample_known || pick(2))) {
+        row.tokens[0] = -1;
+        ++coverage.carries;
+      }
+      budget -= len;
+      pages += Model::more_pages(s, len);
+      grow.emplace_back(slot, len);
+      rows.push_back(std::move(row));
+    }
+    if (rows.empty()) return;
+    const int32_t code = rig_.submit(rows);
+    if (in_flight_.size() == 2) {
+      CHECK_EQ(code, LS_STATE);
+      return;
+    }
+    if (pages > model_.free() + model_.cached()) {
+      CHECK_EQ(code, LS_NO_PAGES);
+      ++coverage.no_pages;
+      return;
+    }
+    if (code != LS_OK) throw std::runtime_error(last_error());
+    while (model_.free() < pages) model_.evict();
+    std::vector<FlightRow> flight;
+    for (size_t i = 0; i < rows.size(); ++i) {
+      ModelSequence &s = model_.open.at(grow[i].first);
+      model_.extend(s, grow[i].second);
+      s.sampled = rows[i].sample;
+      s.sample_known = false;
+      flight.push_back({rows[i].slot, s.serial, s.computed, rows[i].sample, next_token(Tokens(s.script.begin(), s.script.begin() + s.computed), 50)});
+    }
+    in_flight_.push_back(std::move(flight));
+    ++coverage.steps;
+  }
+
+  void wait() {
+    const Result r = rig_.wait();
+    if (in_flight_.empty()) {
+      CHECK_EQ(r.code, LS_STATE);
+      return;
+    }
+    if (r.code < 0) throw std::runtime_error(last_error());
+    const std::vector<FlightRow> flight = std::move(in_flight_.front());
+    in_flight_.pop_front();
+    CHECK_EQ(r.rows.size(), flight.size());
+    CHECK_EQ(r.free, model_.free());
+    CHECK_EQ(r.cached, model_.cached());
+    CHECK_EQ(r.held, model_.held());
+    for (size_t i = 0; i < flight.size(); ++i) {
+      CHECK_EQ(r.rows[i].slot, flight[i].slot);
+      CHECK_EQ(r.rows[i].token, flight[i].sample ? flight[i].expected : -1);
+      const auto found = model_.open.find(flight[i].slot);
+      if (found == model_.open.end() || found->second.serial != flight[i].serial) continue;
+      found->second.completed = flight[i].end;
+      if (flight[i].sample && found->second.computed == flight[i].end) found->second.sample_known = true;
+    }
+  }
+
+  void close() {
+    if (model_.open.empty()) {
+      CHECK_EQ(rig_.close(static_cast<int32_t>(pick(4))), LS_INVALID);
+      return;
+    }
+    auto it = model_.open.begin();
+    std::advance(it, pick(static_cast<uint32_t>(model_.open.size())));
+    const int32_t slot = it->first;
+    coverage.closed_in_flight += it->second.completed < it->second.computed;
+    const uint32_t commit = pick(3) ? ~0u : pick(2) ? 0 : pick(160);
+    CHECK_EQ(rig_.close(slot, commit), LS_OK);
+    model_.close(slot, caching_ ? commit : 0);
+    ++coverage.closes;
+  }
+
+  void clear() {
+    CHECK_EQ(ls_cache_clear(rig_.engine), LS_OK);
+    model_.clear();
+    ++coverage.clears;
+  }
+
+  // A valid row beside a broken one: nothing may change.
+  void refused() {
+    if (model_.open.empty()) return;
+    auto it = model_.open.begin();
+    std::advance(it, pick(static_cast<uint32_t>(model_.open.size())));
+    const uint32_t computed = it->second.computed;
+    if (computed >= rig_.config.max_context) return;
+    std::vector<RowSpec> rows = {{.slot = it->first, .start = computed, .tokens = {1}}, {.slot = it->first, .start = computed + 1, .tokens = {1}}};
+    switch (pick(5)) {
+      case 0: break;
+      case 1: rows = {{.slot = it->first, .start = computed + 1, .tokens = {1}}}; break;
+      case 2: rows = {{.slot = it->first, .start = computed, .tokens = {50}}}; break;
+      case 3: rows = {{.slot = it->first, .start = computed, .tokens = {1}, .top_p = 0}}; break;
+      default: rows = {{.slot = it->first, .start = computed, .tokens = Tokens(rig_.config.max_context - computed + 1, 1)}};
+    }
+    const int32_t code = rig_.submit(rows);
+    CHECK(code == LS_INVALID || (code == LS_STATE && in_flight_.size() == 2));
+    ++coverage.refused;
+  }
+
+  void drain() {
+    for (const Event &e : rig_.events(pick(2) ? 21 : 1000)) replay_.apply(e);
+    CHECK(replay_.prefixes() == prefixes(model_));
+  }
+
+  void compare() {
+    rig_.check();
+    const ls_pool_stats_t s = rig_.stats();
+    CHECK_EQ(s.free, model_.free());
+    CHECK_EQ(s.cached, model_.cached());
+    CHECK_EQ(s.held, model_.held());
+    CHECK_EQ(s.open_seqs, static_cast<uint32_t>(model_.open.size()));
+    CHECK_EQ(s.evictions_lo, static_cast<uint32_t>(model_.evictions));
+  }
+};
+
+// `seeds` traces; the sum of what happened.
+Coverage traces(uint32_t pages, uint32_t max_seqs, uint32_t first_seed, uint32_t seeds, uint32_t actions, bool prefix_cache = true) {
+  Coverage all;
+  for (uint32_t seed = first_seed; seed < first_seed + seeds; ++seed) {
+    Trace trace(pages, max_seqs, seed, prefix_cache);
+    try {
+      trace.run(actions);
+    } catch (const std::exception &e) {
+      throw std::runtime_error("seed " + std::to_string(seed) + ", " + e.what());
+    }
+    for (uint32_t Coverage::*n : {&Coverage::opens, &Coverage::hits, &Coverage::steps, &Coverage::carries, &Coverage::closes, &Coverage::closed_in_flight, &Coverage::no_pages, &Coverage::clears, &Coverage::refused, &Coverage::evictions})
+      all.*n += trace.coverage.*n;
+  }
+  return all;
+}
+
+// Every kind of action must really have happened, often.
+void busy(const Coverage &c) {
+  CHECK(c.opens > 300 && c.steps > 300 && c.closes > 300 && c.carries > 50 && c.closed_in_flight > 50 && c.clears > 50 && c.refused > 50);
+}
+
+}  // namespace
+
+TEST("trace: a tight pool, few slots") {
+  const Coverage all = traces(9, 3, 1, 4, 4000);
+  busy(all);
+  CHECK(all.hits > 50 && all.no_pages > 100 && all.evictions > 200);
+}
+
+TEST("trace: a middling pool, more slots") {
+  const Coverage all = traces(24, 6, 11, 4, 4000);
+  busy(all);
+  CHECK(all.hits > 100 && all.no_pages > 20 && all.evictions > 150);
+}
+
+TEST("trace: a large pool, little is evicted") {
+  const Coverage all = traces(200, 8, 21, 2, 3000);
+  busy(all);
+  CHECK(all.hits > 100);
+}
+
+TEST("trace: one page only") {
+  const Coverage all = traces(1, 2, 31, 2, 2000);
+  CHECK(all.no_pages > 100 && all.steps > 20 && all.closes > 100);
+}
+
+TEST("trace: without the prefix cache") {
+  const Coverage all = traces(16, 4, 41, 1, 3000, false);
+  CHECK(all.steps > 100);
+  CHECK_EQ(all.hits, 0u);
+  CHECK_EQ(all.evictions, 0u);
+}

@@ -1,0 +1,66 @@
+import type { DynamoConfig } from "../config/engine-config.ts";
+import { dynamoEnvironmentHelp, readDynamoEnvironment } from "../config/env.ts";
+import { flags, helpText, parseFlags, UsageError } from "../config/flags.ts";
+import type { License } from "../license/license.ts";
+import { engineConfig, engineFlags } from "./engine-flags.ts";
+
+/** Dynamo's own worker options: names, variables and defaults are Dynamo 1.5.0's. */
+const workerFlags = flags({
+  disaggregationMode: { kind: "string", metavar: "MODE", default: "agg", env: "DYN_DISAGGREGATION_MODE", help: "Role of this worker: agg | prefill | decode" },
+  namespace: { kind: "string", metavar: "NS", default: "dynamo", env: "DYN_NAMESPACE", help: "Dynamo namespace" },
+  component: { kind: "string", metavar: "NAME", default: "backend", env: "DYN_COMPONENT", help: "Component name within the namespace" },
+  endpoint: { kind: "string", metavar: "NAME", default: "generate", env: "DYN_ENDPOINT", help: "Endpoint name" },
+  endpointTypes: { kind: "list", of: ["chat", "completions"], default: ["chat", "completions"], env: "DYN_ENDPOINT_TYPES", help: "Frontend routes that serve this model" },
+  customJinjaTemplate: { kind: "string", metavar: "PATH", default: null, env: "DYN_CUSTOM_JINJA_TEMPLATE", help: "Chat template to use instead of the model's" },
+  dynToolCallParser: { kind: "string", metavar: "NAME", default: null, env: "DYN_TOOL_CALL_PARSER", help: "The frontend's tool-call parser for this model" },
+  dynReasoningParser: { kind: "string", metavar: "NAME", default: null, env: "DYN_REASONING_PARSER", help: "The frontend's reasoning parser for this model" },
+  excludeToolsWhenToolChoiceNone: { kind: "bool", default: true, env: "DYN_EXCLUDE_TOOLS_WHEN_TOOL_CHOICE_NONE", help: "Leave tools out of the template when tool_choice is none" },
+  enableRl: { kind: "switch", env: "DYN_ENABLE_RL", help: "Dynamo's reinforcement-learning control endpoint" },
+  apiKey: { kind: "switch", help: "Accepted without effect: the worker serves no HTTP API" },
+});
+
+/** Names that end up in discovery keys and request-plane paths. */
+const NAME = /^[a-z0-9_-]+$/;
+
+type Env = Record<string, string | undefined>;
+
+/** @throws UsageError */
+export function dynamoConfig(argv: readonly string[], env: Env, license: License, licenseKey: string): DynamoConfig {
+  const values = parseFlags({ ...engineFlags, ...workerFlags }, argv, env);
+  const mode = values.disaggregationMode.toLowerCase();
+  if (mode === "encode")
+    throw new UsageError('--disaggregation-mode / DYN_DISAGGREGATION_MODE: "encode" is refused, because LayerScale has no separate encoder; expected agg, prefill or decode');
+  if (mode !== "agg" && mode !== "aggregated" && mode !== "prefill" && mode !== "decode")
+    throw new UsageError(`--disaggregation-mode / DYN_DISAGGREGATION_MODE: expected agg, prefill or decode, got "${values.disaggregationMode}"`);
+  for (const key of ["namespace", "component", "endpoint"] as const)
+    if (!NAME.test(values[key])) throw new UsageError(`--${key} / DYN_${key.toUpperCase()}: expected lower-case letters, digits, - and _, got "${values[key]}"`);
+  return Object.freeze({
+    engine: engineConfig(values, license, licenseKey),
+    worker: Object.freeze({
+      disaggregationMode: mode === "aggregated" ? ("agg" as const) : mode,
+      namespace: values.namespace,
+      component: values.component,
+      endpoint: values.endpoint,
+      endpointTypes: values.endpointTypes,
+      customJinjaTemplate: values.customJinjaTemplate,
+      toolCallParser: values.dynToolCallParser,
+      reasoningParser: values.dynReasoningParser,
+      excludeToolsWhenToolChoiceNone: values.excludeToolsWhenToolChoiceNone,
+      enableRl: values.enableRl,
+    }),
+    environment: readDynamoEnvironment(env),
+  });
+}
+
+export const dynamoHelp = (): string => `layerscale dynamo: a worker of NVIDIA Dynamo 1.5
+
+Usage: layerscale dynamo --model PATH [options]
+
+Engine options
+${helpText(engineFlags)}
+
+Worker options
+${helpText(workerFlags)}
+
+Environment
+${dynamoEnvironmentHelp()}`;

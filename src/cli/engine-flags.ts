@@ -1,0 +1,51 @@
+import type { EngineConfig } from "../config/engine-config.ts";
+import { flags, UsageError, type FlagValues } from "../config/flags.ts";
+import type { License } from "../license/license.ts";
+
+/** KV cache dtypes that exist in the product; the CPU serves the first three. */
+const KV_DTYPES_CPU = ["auto", "f32", "bf16"] as const;
+
+/** Options of the engine, the same under both subcommands. */
+export const engineFlags = flags({
+  model: { kind: "string", metavar: "PATH", default: null, help: "Model directory (Hugging Face layout) or .gguf file; required" },
+  licenseKey: { kind: "string", metavar: "KEY", default: null, env: "LAYERSCALE_LICENSE_KEY", help: "Licence key LSK-…; required" },
+  servedModelName: { kind: "string", metavar: "NAME", default: null, help: "Model name clients ask for; without it the model's own name" },
+  ctx: { kind: "int", default: null, min: 16, max: 16_777_216, help: "Context length in tokens, at most the model's own" },
+  maxNumSeqs: { kind: "int", default: 256, min: 1, max: 4096, help: "Sequences that run at once" },
+  gpuMemoryUtilization: { kind: "float", default: null, max: 1, help: "Fraction of device memory (on the CPU: of available memory, default 0.5) that weights and KV pool may take" },
+  maxTotalTokens: { kind: "int", default: null, min: 16, max: 1_073_741_824, help: "Size of the KV pool in tokens; without it, what memory allows" },
+  chunkedPrefillSize: { kind: "int", default: 256, min: 16, max: 65_536, help: "Tokens computed in one step; longer prompts are split" },
+  kvCacheDtype: { kind: "string", metavar: "NAME", default: "auto", help: "Precision of the KV cache: auto (f32 for f32 weights, else bf16) | f32 | bf16" },
+  device: { kind: "string", metavar: "NAME", default: "cpu", help: "Where to run: cpu" },
+  tp: { kind: "int", default: 1, min: 1, max: 64, help: "Tensor-parallel ranks; only 1 on the CPU" },
+  noPrefixCache: { kind: "switch", help: "Keep no prefix cache" },
+  speculativeAlgorithm: { kind: "string", metavar: "NAME", default: null, help: "Speculative decoding; none is built yet, so any name is refused" },
+});
+
+/** @throws UsageError for what the table alone cannot judge */
+export function engineConfig(values: FlagValues<typeof engineFlags>, license: License, licenseKey: string): EngineConfig {
+  if (values.model === null) throw new UsageError("--model: expected a model directory or .gguf file; the option is required");
+  const device = values.device.toLowerCase();
+  if (device !== "cpu")
+    throw new UsageError(/^cuda(:\d+)?$/.test(device) ? `--device: "${values.device}" needs a CUDA library, which this build does not contain; expected cpu` : `--device: expected cpu, got "${values.device}"`);
+  if (values.tp !== 1) throw new UsageError(`--tp: tensor parallelism is not available on the CPU; expected 1, got "${values.tp}"`);
+  if (values.speculativeAlgorithm !== null)
+    throw new UsageError(`--speculative-algorithm: "${values.speculativeAlgorithm}" is not available; no speculative algorithm is built yet, leave the option out`);
+  const kvCacheDtype = KV_DTYPES_CPU.find((name) => name === values.kvCacheDtype.toLowerCase());
+  if (!kvCacheDtype) throw new UsageError(`--kv-cache-dtype: expected one of ${KV_DTYPES_CPU.join(", ")} on the CPU, got "${values.kvCacheDtype}"`);
+  return Object.freeze<EngineConfig>({
+    model: values.model,
+    ctx: values.ctx,
+    maxNumSeqs: values.maxNumSeqs,
+    gpuMemoryUtilization: values.gpuMemoryUtilization,
+    maxTotalTokens: values.maxTotalTokens,
+    chunkedPrefillSize: values.chunkedPrefillSize,
+    kvCacheDtype,
+    device: "cpu",
+    tp: 1,
+    prefixCache: !values.noPrefixCache,
+    servedModelName: values.servedModelName,
+    licenseKey,
+    licenseMaxCtx: license.maxCtx,
+  });
+}

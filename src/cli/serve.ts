@@ -1,0 +1,30 @@
+import type { ServeConfig } from "../config/engine-config.ts";
+import { flags, helpText, parseFlags } from "../config/flags.ts";
+import type { License } from "../license/license.ts";
+import { engineConfig, engineFlags } from "./engine-flags.ts";
+
+const serverFlags = flags({
+  host: { kind: "string", metavar: "ADDRESS", default: "127.0.0.1", env: "LAYERSCALE_HOST", help: "Address to listen on" },
+  port: { kind: "int", default: 8080, min: 0, max: 65_535, env: "LAYERSCALE_PORT", help: "Port to listen on; 0 = any free port" },
+  apiKey: { kind: "switch", help: "Ask clients for the licence key as bearer token or x-api-key" },
+});
+
+type Env = Record<string, string | undefined>;
+
+/** @throws UsageError */
+export function serveConfig(argv: readonly string[], env: Env, license: License, licenseKey: string): ServeConfig {
+  const values = parseFlags({ ...engineFlags, ...serverFlags }, argv, env);
+  return Object.freeze({ engine: engineConfig(values, license, licenseKey), host: values.host, port: values.port, apiKey: values.apiKey });
+}
+
+export const serveHelp = (): string => `layerscale serve: an HTTP server with OpenAI's API over one model
+
+Usage: layerscale [serve] --model PATH [options]
+
+Engine options
+${helpText(engineFlags)}
+
+Server options
+${helpText(serverFlags)}
+
+Routes: /health /healthz /metrics /v1/models /v1/chat/completions /v1/completions`;

@@ -1,0 +1,87 @@
+import { basename } from "node:path";
+import type { WorkerOptions } from "../../config/engine-config.ts";
+import type { EngineInfo } from "../../engine/types.ts";
+import type { CardFiles } from "../../model/types.ts";
+import { type CheckedFile, checkFile } from "./checksum.ts";
+import { slug } from "./slug.ts";
+
+export interface CardInput {
+  servedName: string;
+  /** --model, absolute; part of the checksum that makes workers one group. */
+  sourcePath: string;
+  files: CardFiles;
+  /** Tokens the model was trained for. */
+  architecturalContext: number;
+  engine: Pick<EngineInfo, "contextLength" | "pages" | "pageTokens" | "maxNumSeqs" | "maxBatchTokens">;
+  options: Pick<WorkerOptions, "endpointTypes" | "customJinjaTemplate" | "toolCallParser" | "reasoningParser" | "excludeToolsWhenToolChoiceNone">;
+  /** The worker tells the router what its prefix cache holds. */
+  publishesKvEvents: boolean;
+  /** URL of a file on the system server; null = the card names paths. */
+  url: ((fileName: string) => string) | null;
+}
+
+export interface ModelCard {
+  card: Record<string, unknown>;
+  /** File name -> absolute path, as the URLs name them. */
+  served: Map<string, string>;
+}
+
+const MODEL_TYPES: Record<string, string> = { chat: "Chat", completions: "Completions" };
+
+/**
+ * The record by which the frontend builds tokenizer, template and router settings of a model.
+ * @throws Error when a file cannot be read
+ */
+export async function modelCard(input: CardInput): Promise<ModelCard> {
+  const { files, engine, options } = input;
+  const served = new Map<string, string>();
+  const checked = async (path: string): Promise<CheckedFile> => {
+    const file = await checkFile(path);
+    if (!input.url) return file;
+    const name = basename(path);
+    const other = served.get(name);
+    if (other !== undefined && other !== path) throw new Error(`model card: two files named ${name}: ${other} and ${path}`);
+    served.set(name, path);
+    return { ...file, path: input.url(name) };
+  };
+  const template = options.customJinjaTemplate ?? files.chatTemplate;
+  const card = {
+    display_name: input.servedName,
+    slug: slug(input.servedName),
+    source_path: input.sourcePath,
+    model_info: { hf_config_json: await checked(files.config) },
+    tokenizer: { hf_tokenizer_json: await checked(files.tokenizer) },
+    prompt_formatter: { hf_tokenizer_config_json: await checked(files.tokenizerConfig) },
+    ...(template === null ? {} : { chat_template_file: { hf_chat_template: { is_custom: options.customJinjaTemplate !== null, file: await checked(template) } } }),
+    ...(files.generationConfig === null ? {} : { gen_config: { hf_generation_config_json: await checked(files.generationConfig) } }),
+    architectural_max_context_length: input.architecturalContext,
+    context_length: engine.contextLength,
+    kv_cache_block_size: engine.pageTokens,
+    migration_limit: 0,
+    model_type: options.endpointTypes.map((type) => MODEL_TYPES[type] ?? type).join(" | "),
+    model_input: "Tokens",
+    worker_type: "aggregated",
+    needs: [],
+    runtime_config: {
+      context_length: engine.contextLength,
+      total_kv_blocks: engine.pages,
+      max_num_seqs: engine.maxNumSeqs,
+      max_num_batched_tokens: engine.maxBatchTokens,
+      ...(options.toolCallParser === null ? {} : { tool_call_parser: options.toolCallParser }),
+      ...(options.reasoningParser === null ? {} : { reasoning_parser: options.reasoningParser }),
+      tool_call_arguments_format: "json_string",
+      structural_tag_mode: "off",
+      structural_tag_scope: "auto",
+      structural_tag_schema: "auto",
+      exclude_tools_when_tool_choice_none: options.excludeToolsWhenToolChoiceNone,
+      data_parallel_start_rank: 0,
+      data_parallel_size: 1,
+      enable_local_indexer: input.publishesKvEvents,
+      kv_event_publishing_enabled: input.publishesKvEvents,
+      enable_eagle: false,
+    },
+    media_decoder: null,
+    media_fetcher: null,
+  };
+  return { card, served };
+}

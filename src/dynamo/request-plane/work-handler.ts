@@ -1,0 +1,160 @@
+import { logger } from "../../telemetry/log.ts";
+import { errorItem, internal, invalid, ProtocolError, shutdown } from "../protocol/errors.ts";
+import { ResponseStream } from "./response-stream.ts";
+import type { IncomingRequest } from "./tcp-server.ts";
+
+export type WorkErrorType = "deserialization" | "response_stream" | "generate" | "serialization" | "publish_response" | "publish_final";
+
+/** What the handler reports; one set per endpoint. */
+export interface WorkMetrics {
+  received(bytes: number, transitSeconds: number | null): void;
+  /** The prologue left. */
+  answered(seconds: number): void;
+  sent(bytes: number): void;
+  cancelled(): void;
+  failed(type: WorkErrorType): void;
+  done(seconds: number): void;
+}
+
+export interface WorkContext {
+  id: string;
+  headers: Record<string, string>;
+  metadata: Record<string, unknown>;
+  /** Aborted when the frontend cancels and when the worker stops. */
+  signal: AbortSignal;
+}
+
+/**
+ * Produces the items of one answer. A ProtocolError ends the stream with its error item; so must an abort that comes
+ * before the answer is complete.
+ */
+export type Work = (body: unknown, context: WorkContext) => AsyncGenerator<unknown, void, undefined>;
+
+/** Requests that may be in work at once; far above what an engine runs, so that its queue decides. */
+export const MAX_IN_FLIGHT = 10_000;
+
+const log = logger("layerscale::dynamo::work_handler");
+
+/** Nanoseconds since the epoch, as the frontend stamped them; null when absent or nonsense. */
+function transitSeconds(headers: Record<string, string>): number | null {
+  const stamp = headers["x-frontend-send-ts-ns"];
+  if (stamp === undefined || !/^\d{1,19}$/.test(stamp)) return null;
+  return Math.max(0, (Date.now() * 1e6 - Number(stamp)) / 1e9);
+}
+
+/** Runs the requests of one endpoint, from acknowledgement to the end of their answers. */
+export class WorkHandler {
+  readonly #running = new Map<Promise<void>, AbortController>();
+  #refusal: string | null = null;
+  #stopping: string | null = null;
+
+  constructor(
+    readonly work: Work,
+    readonly metrics: WorkMetrics,
+    /** Called for each request that is turned away for want of room. */
+    readonly onReject: () => void = () => {},
+    readonly limit = MAX_IN_FLIGHT,
+  ) {}
+
+  get inFlight(): number {
+    return this.#running.size;
+  }
+
+  /** Takes a request or says why not; never waits. */
+  accept = (request: IncomingRequest): { refused: string } | void => {
+    if (this.#refusal !== null) return { refused: this.#refusal };
+    if (this.#running.size >= this.limit) {
+      this.onReject();
+      return { refused: `worker at capacity, ${this.limit} requests in work` };
+    }
+    this.metrics.received(request.bytes, transitSeconds(request.headers));
+    const stop = new AbortController();
+    const run = this.#run(request, stop).catch((error: unknown) => log.error("request failed", { id: request.control.id, error }));
+    this.#running.set(run, stop);
+    void run.then(() => {
+      this.#running.delete(run);
+      this.metrics.done((performance.now() - request.receivedAt) / 1000);
+    });
+  };
+
+  /** New requests are refused from now on. */
+  close(reason: string): void {
+    this.#refusal = reason;
+  }
+
+  /** Ends what still runs with an error that another worker may continue from; resolves when all streams are closed or the time is over. */
+  async stop(reason: string, timeoutMs: number): Promise<boolean> {
+    this.close(reason);
+    this.#stopping = reason;
+    for (const stop of this.#running.values()) stop.abort();
+    return this.idle(timeoutMs);
+  }
+
+  /** Resolves true when nothing runs. */
+  async idle(timeoutMs: number): Promise<boolean> {
+    let timer: ReturnType<typeof setTimeout> | undefined;
+    const late = new Promise<boolean>((resolve) => (timer = setTimeout(() => resolve(false), timeoutMs)));
+    const done = Promise.all([...this.#running.keys()]).then(() => true);
+    const result = await Promise.race([done, late]);
+    clearTimeout(timer);
+    return result;
+  }
+
+  async #run(request: IncomingRequest, stop: AbortController): Promise<void> {
+    const { control } = request;
+    // The acknowledgement leaves before any work.
+    await Promise.resolve();
+    let stream: ResponseStream;
+    try {
+      stream = await ResponseStream.open(control.target);
+    } catch (error) {
+      this.metrics.failed("response_stream");
+      log.warn("cannot reach the frontend for an answer", { id: control.id, host: control.target.host, port: control.target.port, error });
+      return;
+    }
+    this.metrics.answered((performance.now() - request.receivedAt) / 1000);
+    const signal = AbortSignal.any([stream.signal, stop.signal]);
+    try {
+      await this.#answer(request, stream, signal);
+      if (stream.cancelled !== null) {
+        this.metrics.cancelled();
+        log.debug("request cancelled", { id: control.id, reason: stream.cancelled });
+      }
+    } finally {
+      stream.destroy();
+    }
+  }
+
+  async #answer(request: IncomingRequest, stream: ResponseStream, signal: AbortSignal): Promise<void> {
+    const { control } = request;
+    const send = (item: unknown) => {
+      const bytes = control.codec.encode({ data: item, complete_final: false });
+      this.metrics.sent(bytes.length);
+      return stream.send(bytes);
+    };
+    let failure: ProtocolError | null = null;
+    try {
+      let body: unknown;
+      try {
+        body = control.codec.decode(request.body);
+      } catch (error) {
+        this.metrics.failed("deserialization");
+        throw invalid(`request body is not ${control.codec.name}: ${(error as Error).message}`);
+      }
+      for await (const item of this.work(body, { id: control.id, headers: request.headers, metadata: control.metadata, signal })) {
+        if (!(await send(item))) break;
+      }
+    } catch (error) {
+      if (error instanceof ProtocolError) failure = error;
+      else {
+        log.error("request failed", { id: control.id, error, stack: (error as Error)?.stack });
+        failure = internal(`worker error: ${(error as Error)?.message ?? String(error)}`);
+      }
+    }
+    if (stream.cancelled !== null) return;
+    if (failure !== null) await send(errorItem(this.#stopping !== null && signal.aborted ? shutdown(this.#stopping) : failure));
+    const final = control.codec.encode({ complete_final: true });
+    this.metrics.sent(final.length);
+    await stream.finish(final);
+  }
+}

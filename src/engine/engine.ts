@@ -1,0 +1,245 @@
+import { logger } from "../telemetry/log.ts";
+import { monotonicMs } from "../util/clock.ts";
+import { joinU64 } from "../util/words.ts";
+import { EngineError } from "./errors.ts";
+import { EngineThread } from "./engine-thread.ts";
+import { OpenRequest } from "./open-request.ts";
+import { OutputStream } from "./output-stream.ts";
+import { unpackEvents, unpackOutputs, type Report, type StepMessage } from "./protocol.ts";
+import type {
+  EngineInfo, EngineOptions, EngineStartOptions, EngineStats, FinishedRequest, GenerateRequest, KvEvent, StepOutput, StepReport,
+} from "./types.ts";
+import { validateRequest } from "./validate-request.ts";
+
+const log = logger("engine");
+const CLEAR_WAIT_MS = 60_000;
+
+type EngineState = "loading" | "running" | "draining" | "stopped" | "failed";
+
+/** Listeners of one event. One that throws is logged and hurts nobody else. */
+class Listeners<T> {
+  readonly #all = new Set<(value: T) => void>();
+  add(listener: (value: T) => void): () => void {
+    this.#all.add(listener);
+    return () => void this.#all.delete(listener);
+  }
+  emit(value: T): void {
+    for (const listener of this.#all) {
+      try {
+        listener(value);
+      } catch (error) {
+        log.error("a listener of the engine failed", { error });
+      }
+    }
+  }
+}
+
+/**
+ * The engine as the rest of the program sees it. Requests go in by generate(); scheduling and device work happen in a Worker.
+ * Every request ends exactly once: its last output carries a finishReason, whatever fails.
+ */
+export class Engine {
+  #state: EngineState = "loading";
+  #info: EngineInfo | null = null;
+  #stats: EngineStats = { running: 0, waiting: 0, pagesTotal: 0, pagesFree: 0, pagesCached: 0, pagesHeld: 0, steps: 0, preemptions: 0, evictions: 0, stalls: 0 };
+  #failure: EngineError | null = null;
+  #nextKey = 1;
+  readonly #thread: EngineThread;
+  readonly #open = new Map<number, OpenRequest>();
+  readonly #started = Promise.withResolvers<void>();
+  readonly #clears = new Map<number, PromiseWithResolvers<void>>();
+  #idle: PromiseWithResolvers<void> | null = null;
+  readonly #onKvEvents = new Listeners<KvEvent[]>();
+  readonly #onFailure = new Listeners<EngineError>();
+  readonly #onFinish = new Listeners<FinishedRequest>();
+  readonly #onStep = new Listeners<StepReport>();
+
+  private constructor(private readonly options: EngineOptions, start: EngineStartOptions) {
+    this.#thread = new EngineThread(options, start, (report) => this.#receive(report), (error) => this.#fail(error));
+  }
+
+  /** Loads weights, reserves the pool and warms up. Rejects with an EngineError that says what failed. */
+  static async start(options: EngineOptions, start: EngineStartOptions = {}): Promise<Engine> {
+    const engine = new Engine(options, start);
+    await engine.#started.promise;
+    return engine;
+  }
+
+  get info(): EngineInfo {
+    if (this.#info === null) throw new EngineError("unavailable", "the engine is loading");
+    return this.#info;
+  }
+
+  /** Accepts requests now. */
+  get accepting(): boolean {
+    return this.#state === "running";
+  }
+
+  /** After the last step. Requests that the Worker has not seen yet count as waiting. */
+  stats(): EngineStats {
+    let open = 0;
+    for (const request of this.#open.values()) if (!request.internal) open++;
+    return { ...this.#stats, waiting: Math.max(this.#stats.waiting, open - this.#stats.running) };
+  }
+
+  /**
+   * Outputs of one request, one per step while the consumer keeps up (a slow one gets several steps merged). The first next() throws
+   * EngineError "invalid" or "unavailable" when the request is refused. An abort ends it with finishReason "cancelled"; leaving the
+   * loop, return() and throw() cancel it too. A failure of the engine ends it with finishReason "error".
+   */
+  generate(request: GenerateRequest, signal?: AbortSignal): AsyncGenerator<StepOutput, void, void> {
+    return new OutputStream(() => this.#admit(request), (open) => this.#cancel(open), signal);
+  }
+
+  onKvEvents(listener: (events: KvEvent[]) => void): () => void {
+    return this.#onKvEvents.add(listener);
+  }
+  /** Called once, when the engine is gone; at once when it has gone already. */
+  onFailure(listener: (error: EngineError) => void): () => void {
+    if (this.#failure !== null) listener(this.#failure);
+    return this.#onFailure.add(listener);
+  }
+  onFinish(listener: (request: FinishedRequest) => void): () => void {
+    return this.#onFinish.add(listener);
+  }
+  onStep(listener: (report: StepReport) => void): () => void {
+    return this.#onStep.add(listener);
+  }
+
+  /** Refuses new requests and waits for the open ones. Returns whether all ended in time. */
+  async drain(timeoutMs: number): Promise<boolean> {
+    if (this.#state === "running") this.#state = "draining";
+    if (this.#open.size === 0) return true;
+    this.#idle ??= Promise.withResolvers();
+    await within(this.#idle.promise, timeoutMs);
+    return this.#open.size === 0;
+  }
+
+  /** Ends open requests with "error", destroys the native engine, ends the Worker. Idempotent, bounded. */
+  async stop(): Promise<void> {
+    if (this.#state !== "failed") this.#state = "stopped";
+    await this.#thread.stop();
+    this.#endAll(new EngineError("unavailable", "the engine has stopped"));
+  }
+
+  /** Drops every cached page that no sequence holds. */
+  async clearCache(): Promise<void> {
+    if (this.#state !== "running" && this.#state !== "draining") throw this.#refusal();
+    const id = this.#nextKey++;
+    const cleared = Promise.withResolvers<void>();
+    this.#clears.set(id, cleared);
+    this.#thread.send({ kind: "clear", id });
+    const done = await within(cleared.promise.then(() => true), CLEAR_WAIT_MS).finally(() => this.#clears.delete(id));
+    if (done !== true) throw new EngineError("engine", `the engine did not clear its cache within ${CLEAR_WAIT_MS} ms`);
+  }
+
+  #admit(request: GenerateRequest): OpenRequest {
+    if (this.#state !== "running") throw this.#refusal();
+    const { contextLength, spec } = this.options;
+    const prompt = validateRequest(request, { vocab: spec.vocab, contextLength, poolTokens: this.info.pages * this.info.pageTokens });
+    const open = new OpenRequest(this.#nextKey++, request, monotonicMs());
+    this.#open.set(open.key, open);
+    this.#thread.send({
+      kind: "add", key: open.key, prompt, sampling: { ...request.sampling, seed: request.sampling.seed ?? randomSeed() },
+      eosTokenIds: [...request.eosTokenIds], stopTokenIds: [...request.stopTokenIds], priority: request.priority ?? 0,
+      cacheDomain: request.cacheDomain ?? 0n, internal: open.internal, submittedAt: open.submittedAt,
+    });
+    return open;
+  }
+
+  #cancel(open: OpenRequest): void {
+    if (open.finished !== null || open.cancelSent) return;
+    open.cancelSent = true;
+    this.#thread.send({ kind: "cancel", key: open.key });
+  }
+
+  #refusal(): EngineError {
+    if (this.#failure !== null) return new EngineError("engine", `the engine has failed: ${this.#failure.message}`);
+    return new EngineError("unavailable", this.#state === "loading" ? "the engine is loading" : "the engine is stopping");
+  }
+
+  #receive(report: Report | { kind: "progress" }): void {
+    switch (report.kind) {
+      case "ready":
+        this.#info = report.info;
+        this.#stats = report.stats;
+        if (this.#state === "loading") this.#state = "running";
+        this.#started.resolve();
+        break;
+      case "step":
+        this.#receiveStep(report);
+        break;
+      case "cleared":
+        this.#clears.get(report.id)?.resolve();
+        break;
+      case "fatal":
+        if (report.stats !== null) this.#stats = report.stats;
+        this.#fail(new EngineError(report.errorKind, report.message, report.param, report.code));
+        break;
+      case "progress":
+      case "stopped":
+        break;
+    }
+  }
+
+  #receiveStep({ stats, outputs, errors, events }: StepMessage): void {
+    const now = monotonicMs();
+    const interTokenMs: number[] = [];
+    this.#stats = stats;
+    for (const output of unpackOutputs(outputs)) {
+      const open = this.#open.get(output.key);
+      if (open === undefined) continue;
+      const error = errors.find(([key]) => key === output.key)?.[1] ?? null;
+      const gap = open.receive(output, error, now);
+      if (gap !== null && !open.internal) interTokenMs.push(gap);
+      if (open.finished !== null) this.#forget(open);
+    }
+    if (events !== null) this.#onKvEvents.emit(unpackEvents(events));
+    this.#onStep.emit({ stats: this.stats(), interTokenMs });
+  }
+
+  #forget(open: OpenRequest): void {
+    this.#open.delete(open.key);
+    if (open.finished !== null) this.#onFinish.emit(open.finished);
+    if (this.#open.size === 0) {
+      this.#idle?.resolve();
+      this.#idle = null;
+    }
+  }
+
+  #endAll(error: EngineError): void {
+    for (const open of this.#open.values()) {
+      open.fail(error, monotonicMs());
+      this.#forget(open);
+    }
+    for (const cleared of this.#clears.values()) cleared.reject(error);
+  }
+
+  #fail(error: EngineError): void {
+    if (this.#failure !== null) return;
+    const loading = this.#state === "loading";
+    this.#state = "failed";
+    this.#failure = error;
+    this.#stats = { ...this.#stats, running: 0, waiting: 0 };
+    this.#endAll(error);
+    void this.#thread.stop();
+    if (loading) return this.#started.reject(error);
+    log.error("the engine has failed", { error });
+    this.#onFailure.emit(error);
+  }
+}
+
+/** The promise's value, or null after the time. */
+async function within<T>(promise: Promise<T>, ms: number): Promise<T | null> {
+  let timer: ReturnType<typeof setTimeout> | undefined;
+  try {
+    return await Promise.race([promise, new Promise<null>((resolve) => (timer = setTimeout(() => resolve(null), ms)))]);
+  } finally {
+    clearTimeout(timer);
+  }
+}
+
+function randomSeed(): bigint {
+  const words = crypto.getRandomValues(new Uint32Array(2));
+  return joinU64(words[0]!, words[1]!);
+}

@@ -1,0 +1,202 @@
+import { receiveMessageOnPort } from "node:worker_threads";
+import { int32Words } from "../util/words.ts";
+import { EngineError } from "./errors.ts";
+import { KvManager } from "./kv-manager.ts";
+import { ls_status } from "./native/abi.gen.ts";
+import { NativeError, type NativeBackend } from "./native/backend.ts";
+import { packOutputs, type Command, type EngineWorkerData, type Report } from "./protocol.ts";
+import { Scheduler, type SequenceOutput } from "./scheduler.ts";
+import { Sequence } from "./sequence.ts";
+import type { Row, StepPlan } from "./step-plan.ts";
+import type { EngineStats } from "./types.ts";
+
+/** Work queued and no step possible for this long is a failure, not silence. */
+const STALL_MS = 5000;
+/** Longest sleep: commands wake the Worker at once, this only bounds every wait. */
+const SLEEP_MS = 1000;
+const STALL_RETRY_MS = 20;
+/** Plans refused one after the other for want of pages before that is a failure. */
+const MAX_REFUSALS = 16;
+
+/**
+ * The engine thread: schedule, submit, wait, apply, report. It never returns to an event loop: commands are taken from the port
+ * between steps, and the thread sleeps on the signal word when there is nothing to do.
+ */
+export class EngineLoop {
+  readonly scheduler: Scheduler;
+  readonly #sequences = new Map<number, Sequence>();
+  readonly #events = int32Words(16384);
+  /** Not yet reported: from cancels and refusals between steps. */
+  #outputs: SequenceOutput[] = [];
+  #errors: [number, string][] = [];
+  #step = 0;
+  #stalls = 0;
+  #refusals = 0;
+  #stalledSince: number | null = null;
+  #settled = true;
+  #stopping = false;
+
+  constructor(
+    private readonly backend: NativeBackend,
+    private readonly plan: StepPlan,
+    private readonly data: EngineWorkerData,
+    contextLength: number,
+    private readonly clock: () => number,
+  ) {
+    const { chunkedPrefillSize, maxNumSeqs, prefixCache } = data.options;
+    const kv = new KvManager(backend, { prefixCache, strict: data.checkPages });
+    this.scheduler = new Scheduler(kv, { chunkedPrefillSize, maxNumSeqs, contextLength });
+  }
+
+  /** Until a stop command. Throws when the device fails or the scheduler stalls. */
+  run(): void {
+    for (;;) {
+      const seen = Atomics.load(this.data.signal, 0);
+      this.#takeCommands();
+      if (this.#stopping) break;
+      const rows = this.scheduler.schedule();
+      if (rows.length > 0) this.#runStep(rows);
+      else this.#rest(seen);
+    }
+    for (const sequence of this.#sequences.values()) this.#end(sequence, "error", "the engine is stopping");
+    this.#publish();
+  }
+
+  #runStep(rows: Row[]): void {
+    this.#stalledSince = null;
+    this.#settled = false;
+    const step = (this.#step + 1) | 0;
+    try {
+      this.backend.submit(this.plan.pack(rows, step).words, this.plan.length);
+    } catch (error) {
+      const noPages = error instanceof NativeError && error.status === ls_status.LS_NO_PAGES;
+      if (this.data.checkPages || !noPages || this.scheduler.running.length < 2 || ++this.#refusals > MAX_REFUSALS) throw error;
+      // Native knows the pages better than the mirror: take its counts, make room, plan again.
+      this.scheduler.kv.sync();
+      this.scheduler.preemptLast();
+      return;
+    }
+    this.#step = step;
+    this.#refusals = 0;
+    const now = this.clock();
+    for (const { sequence } of rows) sequence.admittedAt ??= now;
+    const result = this.plan.unpack(this.backend.wait(this.plan.result));
+    if (result.step !== step) throw new EngineError("engine", `ls_step_wait returned step ${result.step}, expected ${step}`);
+    for (const output of this.scheduler.apply(rows, result)) this.#emit(output);
+    this.#publish();
+  }
+
+  /** Nothing to run: report what is pending, then sleep until the next command. */
+  #rest(seen: number): void {
+    if (this.#outputs.length > 0) this.#publish();
+    if (this.scheduler.hasWork) {
+      const now = this.clock();
+      this.#stalledSince ??= now;
+      if (now - this.#stalledSince >= STALL_MS) {
+        this.#stalls++;
+        const { available, total } = this.scheduler.kv;
+        throw new EngineError("engine", `no step possible for ${STALL_MS} ms: ${this.scheduler.running.length} running, ${this.scheduler.waiting.length} waiting, ${available} of ${total} pages free`);
+      }
+      Atomics.wait(this.data.signal, 0, seen, STALL_RETRY_MS);
+      return;
+    }
+    if (!this.#settled) this.#checkIdle();
+    Atomics.wait(this.data.signal, 0, seen, SLEEP_MS);
+  }
+
+  /** Once per return to idle: nothing may hold a page. */
+  #checkIdle(): void {
+    this.#settled = true;
+    if (!this.data.checkPages) return;
+    this.backend.checkPool();
+    const { free, cached, held, total, openSeqs } = this.backend.poolStats();
+    if (held !== 0 || openSeqs !== 0 || free + cached !== total) {
+      throw new EngineError("engine", `idle, but ${openSeqs} sequences are open: free ${free}, cached ${cached}, held ${held} of ${total} pages`);
+    }
+  }
+
+  #takeCommands(): void {
+    for (let received = receiveMessageOnPort(this.data.port); received !== undefined; received = receiveMessageOnPort(this.data.port)) {
+      const command = received.message as Command;
+      switch (command.kind) {
+        case "add":
+          this.#add(command);
+          break;
+        case "cancel": {
+          const sequence = this.#sequences.get(command.key);
+          if (sequence !== undefined) this.#end(sequence, "cancelled");
+          break;
+        }
+        case "clear":
+          this.backend.clearCache();
+          this.scheduler.kv.sync();
+          this.#publish();
+          this.#post({ kind: "cleared", id: command.id });
+          break;
+        case "stop":
+          this.#stopping = true;
+          break;
+      }
+    }
+  }
+
+  #add(command: Command & { kind: "add" }): void {
+    const sequence = new Sequence(command);
+    this.#sequences.set(sequence.key, sequence);
+    try {
+      this.scheduler.add(sequence);
+    } catch (error) {
+      if (!(error instanceof EngineError) || error.kind !== "invalid") throw error;
+      this.#errors.push([sequence.key, error.message]);
+      this.#emit({ sequence, token: null, logprob: 0, top: [], finishReason: "error" });
+    }
+  }
+
+  #end(sequence: Sequence, finishReason: "cancelled" | "error", message?: string): void {
+    const output = this.scheduler.abort(sequence, finishReason);
+    if (output === null) return;
+    if (message !== undefined) this.#errors.push([sequence.key, message]);
+    this.#settled = false;
+    this.#emit(output);
+  }
+
+  #emit(output: SequenceOutput): void {
+    if (output.finishReason !== null) this.#sequences.delete(output.sequence.key);
+    this.#outputs.push(output);
+  }
+
+  /** One message with everything since the last one. */
+  #publish(): void {
+    const report: Report = { kind: "step", stats: this.stats(), outputs: packOutputs(this.#outputs), errors: this.#errors, events: this.#takeEvents() };
+    this.#outputs = [];
+    this.#errors = [];
+    this.#post(report);
+  }
+
+  #takeEvents(): Int32Array | null {
+    if (!this.data.options.prefixCache) return null;
+    let events: Int32Array | null = null;
+    for (let words = this.backend.drainEvents(this.#events); words > 0; words = this.backend.drainEvents(this.#events)) {
+      const joined: Int32Array = new Int32Array((events?.length ?? 0) + words);
+      if (events !== null) joined.set(events);
+      joined.set(this.#events.subarray(0, words), joined.length - words);
+      events = joined;
+    }
+    return events;
+  }
+
+  /** Internal requests are not counted as running or waiting. */
+  stats(): EngineStats {
+    const { running, waiting, kv, preemptions } = this.scheduler;
+    const { total, free, cached, held, evictions } = kv.counts;
+    const external = (list: Sequence[]): number => list.reduce((sum, sequence) => sum + (sequence.internal ? 0 : 1), 0);
+    return {
+      running: external(running), waiting: external(waiting), pagesTotal: total, pagesFree: free, pagesCached: cached, pagesHeld: held,
+      steps: this.#step, preemptions, evictions, stalls: this.#stalls,
+    };
+  }
+
+  #post(report: Report): void {
+    this.data.port.postMessage(report);
+  }
+}

@@ -1,0 +1,131 @@
+// Generated from native/layerscale.h by scripts/abi-gen.ts. Do not edit: run `bun scripts/abi-gen.ts`.
+
+export const LS_ABI_VERSION = 1;
+export const LS_PAGE_TOKENS = 16;
+export const LS_MAX_LOGPROBS = 20;
+export const LS_MAX_LAYERS = 1024;
+export const LS_MAX_HEAD_DIM = 512;
+export const LS_PLAN_HEADER_WORDS = 8;
+export const LS_PLAN_ROW_WORDS = 8;
+export const LS_ROW_SAMPLE = 1;
+export const LS_RESULT_HEADER_WORDS = 8;
+export const LS_RESULT_ROW_WORDS = 4;
+
+export const ls_status = {
+  LS_OK: 0,
+  LS_INVALID: -1,
+  LS_NO_MEMORY: -2,
+  LS_IO: -3,
+  LS_NO_PAGES: -4,
+  LS_NO_SLOTS: -5,
+  LS_UNSUPPORTED: -6,
+  LS_STATE: -7,
+  LS_INTERNAL: -8,
+} as const;
+
+export const ls_dtype = {
+  LS_DTYPE_F32: 0,
+  LS_DTYPE_F16: 1,
+  LS_DTYPE_BF16: 2,
+  LS_DTYPE_Q8_0: 3,
+  LS_DTYPE_Q4_0: 4,
+  LS_DTYPE_Q4_1: 5,
+} as const;
+
+export const ls_rope_style = {
+  LS_ROPE_HALF: 0,
+  LS_ROPE_INTERLEAVED: 1,
+} as const;
+
+export const ls_role = {
+  LS_ROLE_EMBEDDING: 1,
+  LS_ROLE_FINAL_NORM: 2,
+  LS_ROLE_LM_HEAD: 3,
+  LS_ROLE_ATTN_NORM: 16,
+  LS_ROLE_Q: 17,
+  LS_ROLE_K: 18,
+  LS_ROLE_V: 19,
+  LS_ROLE_O: 20,
+  LS_ROLE_Q_BIAS: 21,
+  LS_ROLE_K_BIAS: 22,
+  LS_ROLE_V_BIAS: 23,
+  LS_ROLE_O_BIAS: 24,
+  LS_ROLE_Q_NORM: 25,
+  LS_ROLE_K_NORM: 26,
+  LS_ROLE_FFN_NORM: 27,
+  LS_ROLE_GATE: 28,
+  LS_ROLE_UP: 29,
+  LS_ROLE_DOWN: 30,
+} as const;
+
+export const ls_event = {
+  LS_EVENT_STORED: 1,
+  LS_EVENT_REMOVED: 2,
+  LS_EVENT_CLEARED: 3,
+} as const;
+
+export const ls_config = {
+  size: 96,
+  fields: {
+    struct_size: { offset: 0, type: "u32" },
+    hidden: { offset: 4, type: "u32" },
+    layers: { offset: 8, type: "u32" },
+    heads: { offset: 12, type: "u32" },
+    kv_heads: { offset: 16, type: "u32" },
+    head_dim: { offset: 20, type: "u32" },
+    intermediate: { offset: 24, type: "u32" },
+    vocab: { offset: 28, type: "u32" },
+    rope_style: { offset: 32, type: "u32" },
+    qkv_bias: { offset: 36, type: "u32" },
+    o_bias: { offset: 40, type: "u32" },
+    qk_norm: { offset: 44, type: "u32" },
+    tied_embeddings: { offset: 48, type: "u32" },
+    max_context: { offset: 52, type: "u32" },
+    max_seqs: { offset: 56, type: "u32" },
+    max_batch_tokens: { offset: 60, type: "u32" },
+    kv_dtype: { offset: 64, type: "u32" },
+    prefix_cache: { offset: 68, type: "u32" },
+    threads: { offset: 72, type: "u32" },
+    device_index: { offset: 76, type: "u32" },
+    rms_eps: { offset: 80, type: "f32" },
+    attn_scale: { offset: 84, type: "f32" },
+    rope_scale: { offset: 88, type: "f32" },
+    reserved: { offset: 92, type: "f32" },
+  },
+} as const;
+
+export const ls_pool_stats_t = {
+  size: 32,
+  fields: {
+    struct_size: { offset: 0, type: "u32" },
+    total: { offset: 4, type: "u32" },
+    free: { offset: 8, type: "u32" },
+    cached: { offset: 12, type: "u32" },
+    held: { offset: 16, type: "u32" },
+    open_seqs: { offset: 20, type: "u32" },
+    evictions_lo: { offset: 24, type: "u32" },
+    evictions_hi: { offset: 28, type: "u32" },
+  },
+} as const;
+
+/** Argument and return types as bun:ffi names them. */
+export const symbols = {
+  ls_abi_version: { args: [], returns: "u32" },
+  ls_last_error: { args: ["ptr", "u32"], returns: "i32" },
+  ls_device_info: { args: ["ptr", "u32"], returns: "i32" },
+  ls_engine_create: { args: ["ptr", "ptr", "ptr"], returns: "i32" },
+  ls_engine_destroy: { args: ["ptr"], returns: "void" },
+  ls_weights_map: { args: ["ptr", "ptr", "u64"], returns: "i32" },
+  ls_weights_set: { args: ["ptr", "u32", "u32", "u64", "u64", "u32", "u32", "u32"], returns: "i32" },
+  ls_weights_finish: { args: ["ptr"], returns: "i32" },
+  ls_load_progress: { args: ["ptr"], returns: "i32" },
+  ls_pool_create: { args: ["ptr", "u32"], returns: "i32" },
+  ls_pool_stats: { args: ["ptr", "ptr"], returns: "i32" },
+  ls_pool_check: { args: ["ptr"], returns: "i32" },
+  ls_seq_open: { args: ["ptr", "ptr", "u32", "u32", "u32", "ptr"], returns: "i32" },
+  ls_seq_close: { args: ["ptr", "i32", "u32"], returns: "i32" },
+  ls_step_submit: { args: ["ptr", "ptr", "u32"], returns: "i32" },
+  ls_step_wait: { args: ["ptr", "ptr", "u32"], returns: "i32" },
+  ls_cache_clear: { args: ["ptr"], returns: "i32" },
+  ls_events_drain: { args: ["ptr", "ptr", "u32"], returns: "i32" },
+} as const;

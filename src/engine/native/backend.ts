@@ -1,0 +1,69 @@
+import type { WeightTensor } from "../../config/model-spec.ts";
+import { ls_status } from "./abi.gen.ts";
+
+/** Page accounting of the native pool; free + cached + held = total always. */
+export interface PoolCounts {
+  total: number;
+  free: number;
+  /** In the prefix cache and held by no sequence: evictable. */
+  cached: number;
+  held: number;
+  openSeqs: number;
+  /** Pages evicted since start. */
+  evictions: number;
+}
+
+export interface DeviceInfo {
+  device: string;
+  isa: string;
+  isas: string[];
+  threads: number;
+  name: string;
+}
+
+/** A native call failed. `status` is a negative ls_status. */
+export class NativeError extends Error {
+  override name = "NativeError";
+  constructor(
+    readonly status: number,
+    readonly call: string,
+    text: string,
+  ) {
+    super(`${call}: ${text} (${statusName(status)})`);
+  }
+}
+
+export function statusName(status: number): string {
+  return Object.entries(ls_status).find(([, value]) => value === status)?.[0] ?? `status ${status}`;
+}
+
+/**
+ * One engine of a device library, as the engine loop uses it: native/layerscale.h without pointers. Every method throws NativeError
+ * on failure; only finishWeights and wait block. All calls come from the engine thread.
+ */
+export interface NativeBackend {
+  readonly device: DeviceInfo;
+  /** Address that ls_load_progress takes, for other threads; null where there is none. */
+  readonly handle: number | null;
+  /** Maps a weight file read-only. Returns its index. */
+  mapWeights(path: string, bytes: number): number;
+  setTensor(tensor: WeightTensor, file: number): void;
+  finishWeights(): void;
+  createPool(pages: number): void;
+  poolStats(): PoolCounts;
+  /** Walks every structure of pool and prefix cache; throws at the first broken invariant. */
+  checkPool(): void;
+  /** Attaches the longest cached prefix of tokens[0, count), at most count-1 tokens. */
+  openSequence(tokens: Int32Array, count: number, domain: bigint): { slot: number; cachedTokens: number };
+  /** The first floor(commit/16) full pages enter the prefix cache, the rest are freed. */
+  closeSequence(slot: number, commit: number): void;
+  /** Accepts the plan whole, or throws and changes nothing. */
+  submit(plan: Int32Array, words: number): void;
+  /** Completes the oldest submitted step. Returns the words written to result. */
+  wait(result: Int32Array): number;
+  clearCache(): void;
+  /** Takes prefix-cache events as words (see ls_events_drain). Returns the words written; 0 = none left. */
+  drainEvents(words: Int32Array): number;
+  /** Idempotent. */
+  destroy(): void;
+}

@@ -1,0 +1,86 @@
+import { dlopen } from "bun:ffi";
+import { chmodSync, existsSync, lstatSync, mkdirSync, readFileSync, renameSync, statSync, unlinkSync, writeFileSync, writeSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { dirname, join } from "node:path";
+import { EngineError } from "../errors.ts";
+import { symbols } from "./abi.gen.ts";
+import { EMBEDDED_ROOT, embeddedLibraryPath } from "./embedded.ts";
+
+export const LIBRARY_ENV = "LAYERSCALE_NATIVE_LIB";
+const LIBRARY_NAME = "liblayerscale_cpu.so";
+
+export interface LibrarySearch {
+  env: Record<string, string | undefined>;
+  execPath: string;
+  embedded: () => Promise<string | null>;
+}
+
+/** The native library: LAYERSCALE_NATIVE_LIB, else beside the executable, else the copy inside it, placed where it can be loaded. */
+export async function findLibrary(search: Partial<LibrarySearch> = {}): Promise<string> {
+  const { env = process.env, execPath = process.execPath, embedded = embeddedLibraryPath } = search;
+  const given = env[LIBRARY_ENV];
+  if (given !== undefined && given !== "") {
+    if (!statSync(given, { throwIfNoEntry: false })?.isFile()) throw new EngineError("engine", `${LIBRARY_ENV}: expected the path of a native library, got "${given}", which is not a file`);
+    return given;
+  }
+  const beside = join(dirname(execPath), LIBRARY_NAME);
+  if (existsSync(beside)) return beside;
+  const inside = await embedded();
+  if (inside === null) throw new EngineError("engine", `no native library: ${LIBRARY_ENV} is not set, ${beside} does not exist, and this program carries none; build it, or set ${LIBRARY_ENV}`);
+  return inside.startsWith(EMBEDDED_ROOT) ? placeLibrary(await Bun.file(inside).bytes()) : inside;
+}
+
+/**
+ * Writes the library where the dynamic loader can open it. One copy for each user and content, named by its hash and used again by
+ * the next start; an anonymous file in memory where the temporary directory is read-only or mounted noexec.
+ */
+export function placeLibrary(bytes: Uint8Array, directory = join(tmpdir(), `layerscale-${process.getuid?.() ?? 0}`)): string {
+  const hash = new Bun.CryptoHasher("sha256").update(bytes).digest("hex");
+  const reasons: string[] = [];
+  for (const [where, place] of [[directory, () => copyTo(directory, hash, bytes)], ["memory", () => copyToMemory(bytes)]] as const) {
+    try {
+      const path = place();
+      dlopen(path, { ls_abi_version: symbols.ls_abi_version });
+      return path;
+    } catch (error) {
+      reasons.push(`${where}: ${error instanceof Error ? error.message : String(error)}`);
+    }
+  }
+  throw new EngineError("engine", `cannot place the native library that this program carries (${reasons.join("; ")}); set TMPDIR to a directory that allows executables, or ${LIBRARY_ENV} to the library`);
+}
+
+function copyTo(directory: string, hash: string, bytes: Uint8Array): string {
+  mkdirSync(directory, { recursive: true, mode: 0o700 });
+  const owner = lstatSync(directory);
+  // Somebody else's directory, or a link to one, could swap the file between our check and the loader's open.
+  if (!owner.isDirectory() || owner.uid !== process.getuid?.() || (owner.mode & 0o022) !== 0) throw new Error(`${directory} is not a directory that only this user can write`);
+  const path = join(directory, `liblayerscale_cpu-${hash.slice(0, 32)}.so`);
+  if (hasContent(path, hash)) return path;
+  const partial = `${path}.${process.pid}.tmp`;
+  try {
+    writeFileSync(partial, bytes, { mode: 0o700, flag: "wx" });
+    chmodSync(partial, 0o700);
+    renameSync(partial, path);
+  } catch (error) {
+    if (existsSync(partial)) unlinkSync(partial);
+    throw error;
+  }
+  return path;
+}
+
+function hasContent(path: string, hash: string): boolean {
+  const file = lstatSync(path, { throwIfNoEntry: false });
+  if (file === undefined || !file.isFile() || file.uid !== process.getuid?.()) return false;
+  return new Bun.CryptoHasher("sha256").update(readFileSync(path)).digest("hex") === hash;
+}
+
+const MFD_CLOEXEC = 1;
+
+/** The descriptor stays open as long as the process: its path is what other threads load. */
+function copyToMemory(bytes: Uint8Array): string {
+  const libc = dlopen("libc.so.6", { memfd_create: { args: ["ptr", "u32"], returns: "i32" } });
+  const fd = libc.symbols.memfd_create(Buffer.from("layerscale\0"), MFD_CLOEXEC);
+  if (fd < 0) throw new Error("memfd_create failed");
+  for (let written = 0; written < bytes.length; ) written += writeSync(fd, bytes, written);
+  return `/proc/self/fd/${fd}`;
+}

@@ -1,0 +1,112 @@
+import type { MessagePort } from "node:worker_threads";
+import { joinU64 } from "../util/words.ts";
+import type { EngineErrorKind } from "./errors.ts";
+import { LS_PAGE_TOKENS, ls_event } from "./native/abi.gen.ts";
+import type { SequenceOutput } from "./scheduler.ts";
+import type { SequenceInit } from "./sequence.ts";
+import type { EngineInfo, EngineOptions, EngineStats, FinishReason, KvEvent, LoadProgress } from "./types.ts";
+
+/** What the main thread hands to the engine Worker. */
+export interface EngineWorkerData {
+  kind: "layerscale-engine";
+  options: EngineOptions;
+  checkPages: boolean;
+  /** Commands in, reports out. */
+  port: MessagePort;
+  /** One int32 that grows with each command: the Worker sleeps on it. */
+  signal: Int32Array;
+}
+
+/** Main → engine. The Worker drains its port between steps. */
+export type Command =
+  | ({ kind: "add" } & SequenceInit)
+  | { kind: "cancel"; key: number }
+  | { kind: "clear"; id: number }
+  | { kind: "stop" };
+
+/** Engine → main. At most one "step" per engine step. */
+export type Report =
+  | { kind: "progress"; progress: LoadProgress; /** Address for ls_load_progress. */ handle: number | null }
+  | { kind: "ready"; info: EngineInfo; stats: EngineStats }
+  | StepMessage
+  | { kind: "cleared"; id: number }
+  | { kind: "fatal"; errorKind: EngineErrorKind; message: string; param: string | null; code: string | null; stats: EngineStats | null }
+  /** The native engine is destroyed. */
+  | { kind: "stopped" };
+
+export interface StepMessage {
+  kind: "step";
+  stats: EngineStats;
+  /** Packed by packOutputs: one array crosses the threads faster than an object per sequence. */
+  outputs: Float64Array;
+  /** Texts of outputs that ended with "error". */
+  errors: [key: number, message: string][];
+  /** Words of ls_events_drain. */
+  events: Int32Array | null;
+}
+
+export interface PackedOutput {
+  key: number;
+  token: number | null;
+  finishReason: FinishReason | null;
+  cachedTokens: number;
+  queuedMs: number | null;
+  logprob: number;
+  top: [token: number, logprob: number][];
+}
+
+const FINISH_CODES = [null, "stop", "length", "cancelled", "error"] as const satisfies (FinishReason | null)[];
+const OUTPUT_WORDS = 7;
+
+/** Per output [key, token | -1, finish code, cached tokens, queued ms | -1, logprob, n, then n pairs token, logprob]. */
+export function packOutputs(outputs: readonly SequenceOutput[]): Float64Array {
+  const packed = new Float64Array(outputs.reduce((sum, { top }) => sum + OUTPUT_WORDS + 2 * top.length, 0));
+  let at = 0;
+  for (const { sequence, token, logprob, top, finishReason } of outputs) {
+    const queuedMs = sequence.admittedAt === null ? -1 : Math.max(0, sequence.admittedAt - sequence.submittedAt);
+    packed.set([sequence.key, token ?? -1, FINISH_CODES.indexOf(finishReason), sequence.numCached, queuedMs, logprob, top.length], at);
+    packed.set(top.flat(), at + OUTPUT_WORDS);
+    at += OUTPUT_WORDS + 2 * top.length;
+  }
+  return packed;
+}
+
+export function* unpackOutputs(packed: Float64Array): Generator<PackedOutput> {
+  for (let at = 0; at < packed.length; ) {
+    const [key, token, code, cachedTokens, queuedMs, logprob, pairs] = packed.subarray(at, at + OUTPUT_WORDS) as unknown as number[] & { length: 7 };
+    const top: [number, number][] = [];
+    for (let pair = 0; pair < pairs!; pair++) top.push([packed[at + OUTPUT_WORDS + 2 * pair]!, packed[at + OUTPUT_WORDS + 2 * pair + 1]!]);
+    yield {
+      key: key!, token: token! < 0 ? null : token!, finishReason: FINISH_CODES[code!] ?? null,
+      cachedTokens: cachedTokens!, queuedMs: queuedMs! < 0 ? null : queuedMs!, logprob: logprob!, top,
+    };
+    at += OUTPUT_WORDS + 2 * pairs!;
+  }
+}
+
+/** Words of ls_events_drain as events. */
+export function unpackEvents(words: Int32Array): KvEvent[] {
+  const events: KvEvent[] = [];
+  for (let at = 0; at < words.length; ) {
+    switch (words[at]) {
+      case ls_event.LS_EVENT_STORED: {
+        const parent = words[at + 2]!;
+        const tokenIds = Array.from(words.subarray(at + 5, at + 5 + LS_PAGE_TOKENS));
+        events.push({ kind: "stored", page: words[at + 1]!, parent: parent < 0 ? null : parent, domain: joinU64(words[at + 3]!, words[at + 4]!), tokenIds });
+        at += 5 + LS_PAGE_TOKENS;
+        break;
+      }
+      case ls_event.LS_EVENT_REMOVED:
+        events.push({ kind: "removed", page: words[at + 1]! });
+        at += 2;
+        break;
+      case ls_event.LS_EVENT_CLEARED:
+        events.push({ kind: "cleared" });
+        at += 1;
+        break;
+      default:
+        throw new Error(`prefix-cache event ${words[at]} at word ${at} is not known`);
+    }
+  }
+  return events;
+}

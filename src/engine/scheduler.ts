@@ -1,0 +1,226 @@
+import { EngineError } from "./errors.ts";
+import { newPages, pagesFor, type KvManager } from "./kv-manager.ts";
+import { LS_PAGE_TOKENS } from "./native/abi.gen.ts";
+import { byRank, type Sequence } from "./sequence.ts";
+import type { Row, RowResult, StepResult } from "./step-plan.ts";
+import type { FinishReason } from "./types.ts";
+
+export interface SchedulerOptions {
+  /** Token budget of a step. */
+  chunkedPrefillSize: number;
+  maxNumSeqs: number;
+  /** Tokens a sequence may hold. */
+  contextLength: number;
+}
+
+/** What happened to one sequence: a new token, its end, or both. */
+export interface SequenceOutput {
+  sequence: Sequence;
+  token: number | null;
+  logprob: number;
+  top: RowResult["top"];
+  finishReason: FinishReason | null;
+}
+
+/** Tokens that prefills get in every step, however many sequences decode. */
+const PREFILL_FLOOR = LS_PAGE_TOKENS;
+const prefillFloor = (chunkedPrefillSize: number): number => Math.min(PREFILL_FLOOR, chunkedPrefillSize);
+
+/** Most tokens one step can hold: the budget, or all sequences but one decoding beside a prefill that must not starve. */
+export function maxBatchTokens(options: Pick<SchedulerOptions, "chunkedPrefillSize" | "maxNumSeqs">): number {
+  return Math.max(options.chunkedPrefillSize, options.maxNumSeqs - 1 + prefillFloor(options.chunkedPrefillSize));
+}
+
+/**
+ * Decides what each step computes. Pure: no clock and no I/O but the page pool behind KvManager.
+ *
+ * A step is filled in this order:
+ * 1. Every sequence that needs one token (decodes), by rank (priority, then arrival). When pages run out, the running sequence of
+ *    lowest rank is preempted: closed into the prefix cache and put back into the queue in its old place.
+ * 2. Waiting sequences are admitted by rank, while slots and pages last; none in a step that preempted. The first that does not fit
+ *    holds back all behind it, so a large request is never overtaken for ever.
+ * 3. What is left of the token budget goes to prefills, by priority, then fewest tokens left first, so that a short prompt does not
+ *    wait for a long one. Against starvation the prefill of highest rank (the oldest) is sure of half.
+ */
+export class Scheduler {
+  /** By rank. */
+  readonly running: Sequence[] = [];
+  /** By rank. */
+  readonly waiting: Sequence[] = [];
+  preemptions = 0;
+  #arrivals = 0;
+  /** The waiting sequence that did not fit, and the release count then. */
+  #blocked: { sequence: Sequence; releases: number } | null = null;
+  /** Pages that the rows planned so far in this step take. */
+  #planned = 0;
+
+  constructor(
+    readonly kv: KvManager,
+    private readonly options: SchedulerOptions,
+  ) {}
+
+  get hasWork(): boolean {
+    return this.running.length + this.waiting.length > 0;
+  }
+  /** Pages that the step returned by the last schedule() takes. */
+  get plannedPages(): number {
+    return this.#planned;
+  }
+
+  /** The sequence must fit pool and context (the caller refused it otherwise): that is what rules out a deadlock. */
+  add(sequence: Sequence): void {
+    if (pagesFor(sequence.numTokens) > this.kv.total || sequence.numTokens >= this.options.contextLength) {
+      throw new EngineError("invalid", `a prompt of ${sequence.promptLength} tokens does not fit a pool of ${this.kv.total} pages and a context of ${this.options.contextLength} tokens`);
+    }
+    sequence.arrival = this.#arrivals++;
+    insertByRank(this.waiting, sequence);
+  }
+
+  /** Rows of the next step; none when nothing can run. */
+  schedule(): Row[] {
+    const before = this.preemptions;
+    for (;;) {
+      const rows: Row[] = [];
+      this.#planned = 0;
+      this.#addDecodes(rows);
+      if (this.preemptions === before) this.#admit();
+      this.#addPrefills(rows);
+      // Two or more running prefills may hold the pages that each of them needs; a sequence alone always fits.
+      if (rows.length > 0 || this.running.length <= 1) return rows;
+      this.preemptLast();
+    }
+  }
+
+  #addDecodes(rows: Row[]): void {
+    for (const sequence of this.running.filter((candidate) => candidate.pending === 1)) {
+      // The last of the running ranks at or below this one, so no planned row is ever preempted.
+      while (sequence.status === "running" && newPages(sequence.numComputed, 1) > this.#free) this.preemptLast();
+      if (sequence.status === "running") this.#addRow(rows, sequence, 1);
+    }
+  }
+
+  #addPrefills(rows: Row[]): void {
+    const { chunkedPrefillSize } = this.options;
+    const budget = Math.max(chunkedPrefillSize - rows.length, prefillFloor(chunkedPrefillSize));
+    // Includes a newcomer whose cached prefix leaves a single token: it was admitted after the decodes were planned.
+    const planned = new Set(rows.map((row) => row.sequence));
+    const prefills = this.running.filter((sequence) => !planned.has(sequence));
+    const oldest = prefills[0];
+    if (oldest === undefined) return;
+    let left = budget;
+    let reserved = Math.min(oldest.pending, Math.ceil(budget / 2), this.#room(oldest));
+    const shortestFirst = prefills.toSorted((a, b) => b.priority - a.priority || a.pending - b.pending || a.arrival - b.arrival);
+    for (const sequence of shortestFirst) {
+      if (sequence === oldest) reserved = 0;
+      const length = Math.min(sequence.pending, left - reserved, this.#room(sequence));
+      if (length <= 0) continue;
+      this.#addRow(rows, sequence, length);
+      left -= length;
+    }
+  }
+
+  #addRow(rows: Row[], sequence: Sequence, length: number): void {
+    const start = sequence.numComputed;
+    rows.push({ sequence, start, length, sample: length === sequence.pending });
+    this.#planned += newPages(start, length);
+  }
+
+  get #free(): number {
+    return this.kv.available - this.#planned;
+  }
+  /** Tokens the sequence can add with the pages left: the rest of its last page, then free ones. */
+  #room(sequence: Sequence): number {
+    return (pagesFor(sequence.numComputed) + this.#free) * LS_PAGE_TOKENS - sequence.numComputed;
+  }
+
+  #admit(): void {
+    while (this.running.length < this.options.maxNumSeqs) {
+      const sequence = this.waiting[0];
+      if (sequence === undefined) return;
+      const alone = this.running.length === 0;
+      if (!alone && this.#blocked?.sequence === sequence && this.#blocked.releases === this.kv.releases) return;
+      this.kv.open(sequence);
+      if (!alone && !this.#fits(sequence)) {
+        this.kv.close(sequence);
+        this.#blocked = { sequence, releases: this.kv.releases };
+        return;
+      }
+      this.#blocked = null;
+      this.waiting.shift();
+      sequence.status = "running";
+      if (sequence.preemptions === 0) sequence.numCached = sequence.numAttached;
+      insertByRank(this.running, sequence);
+    }
+  }
+
+  /** Pages for all its tokens, beside those that running sequences still claim for theirs, and one spare for each to decode into. */
+  #fits(sequence: Sequence): boolean {
+    const claimed = this.running.reduce((sum, other) => sum + newPages(other.numComputed, other.pending), 0);
+    return claimed + newPages(sequence.numComputed, sequence.pending) + this.running.length <= this.kv.available;
+  }
+
+  /** Closes the running sequence of lowest rank into the prefix cache; it waits again, in its old place. */
+  preemptLast(): void {
+    const sequence = this.running.pop();
+    if (sequence === undefined) return;
+    this.kv.close(sequence);
+    sequence.status = "waiting";
+    sequence.preemptions++;
+    this.preemptions++;
+    insertByRank(this.waiting, sequence);
+  }
+
+  /** Takes a step's result in. Outputs of sequences that got a token, in row order. */
+  apply(rows: readonly Row[], result: StepResult): SequenceOutput[] {
+    if (result.rows.length !== rows.length) throw new EngineError("engine", `step result has ${result.rows.length} rows, the plan had ${rows.length}`);
+    this.kv.settle(result, rows.reduce((sum, row) => sum + newPages(row.start, row.length), 0));
+    const outputs: SequenceOutput[] = [];
+    rows.forEach(({ sequence, length, sample }, index) => {
+      const { slot, token, logprob, top } = result.rows[index]!;
+      if (slot !== sequence.slot || (token !== null) !== sample) {
+        throw new EngineError("engine", `step result row ${index}: slot ${slot}, ${token === null ? "no token" : "a token"}; expected slot ${sequence.slot}, ${sample ? "a token" : "no token"}`);
+      }
+      sequence.numComputed += length;
+      if (token === null) return;
+      sequence.append(token);
+      const finishReason = this.#finishReason(sequence, token);
+      if (finishReason !== null) this.#finish(sequence, finishReason);
+      outputs.push({ sequence, token, logprob, top, finishReason });
+    });
+    return outputs;
+  }
+
+  #finishReason(sequence: Sequence, token: number): FinishReason | null {
+    if (sequence.endsWith(token)) return "stop";
+    const { maxTokens } = sequence.sampling;
+    if (maxTokens !== null && sequence.numGenerated >= maxTokens) return "length";
+    return sequence.numTokens >= this.options.contextLength ? "length" : null;
+  }
+
+  /** Ends a sequence from outside, between steps. null when it has ended already. */
+  abort(sequence: Sequence, finishReason: FinishReason): SequenceOutput | null {
+    if (sequence.status === "finished") return null;
+    this.#finish(sequence, finishReason);
+    return { sequence, token: null, logprob: 0, top: [], finishReason };
+  }
+
+  #finish(sequence: Sequence, finishReason: FinishReason): void {
+    const list = sequence.status === "running" ? this.running : this.waiting;
+    list.splice(list.indexOf(sequence), 1);
+    if (sequence.status === "running") this.kv.close(sequence);
+    sequence.status = "finished";
+    sequence.finishReason = finishReason;
+  }
+}
+
+/** Keeps the list by rank; newcomers usually go last. */
+function insertByRank(list: Sequence[], sequence: Sequence): void {
+  let low = 0;
+  let high = list.length;
+  while (low < high) {
+    const middle = (low + high) >>> 1;
+    if (byRank(list[middle]!, sequence) <= 0) low = middle + 1;
+    else high = middle;
+  }
+  list.splice(low, 0, sequence);
+}

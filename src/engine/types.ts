@@ -1,0 +1,160 @@
+import type { ModelSpec, WeightPlan } from "../config/model-spec.ts";
+
+/** Why a sequence ended. Exactly one per request, on its last output. */
+export type FinishReason = "stop" | "length" | "cancelled" | "error";
+
+export interface SamplingParams {
+  /** 0 = greedy. */
+  temperature: number;
+  /** (0, 1]. */
+  topP: number;
+  /** 64 bits, signed or unsigned; null = the engine draws one. Random numbers are keyed by (seed, position). */
+  seed: bigint | null;
+  /** null = until eos or the end of the context. */
+  maxTokens: number | null;
+  ignoreEos: boolean;
+  /** null = none; 0..20 = the chosen token's logprob plus that many alternatives. */
+  logprobs: number | null;
+}
+
+export interface GenerateRequest {
+  /** For logs only; need not be unique. */
+  id: string;
+  promptTokenIds: ArrayLike<number>;
+  sampling: SamplingParams;
+  /** End the sequence unless ignoreEos; the token is part of the output. */
+  eosTokenIds: readonly number[];
+  /** End the sequence always; the token is part of the output. */
+  stopTokenIds: readonly number[];
+  /** Higher runs first; default 0. */
+  priority?: number;
+  /** 64-bit id of a cache domain; sequences of different domains share no pages. Default 0n. */
+  cacheDomain?: bigint;
+  /** Warm-up and health checks: not counted in metrics, pages never enter the prefix cache. */
+  internal?: boolean;
+}
+
+export interface TokenLogprob {
+  tokenId: number;
+  logprob: number;
+  /** By falling logprob. */
+  top: { tokenId: number; logprob: number }[];
+}
+
+export interface Usage {
+  promptTokens: number;
+  completionTokens: number;
+  /** Prompt tokens that were not computed: prefix-cache hits at admission. */
+  cachedTokens: number;
+}
+
+/** What one engine step produced for one request. The last one carries finishReason. */
+export interface StepOutput {
+  tokenIds: number[];
+  /** One per token when asked for. */
+  logprobs: TokenLogprob[] | null;
+  finishReason: FinishReason | null;
+  /** The eos or stop token that ended it (also the last of tokenIds). */
+  stopTokenId: number | null;
+  usage: Usage;
+  /** Set with finishReason "error". */
+  error: string | null;
+}
+
+/** A snapshot after a step; counters are since start. */
+export interface EngineStats {
+  running: number;
+  waiting: number;
+  pagesTotal: number;
+  pagesFree: number;
+  pagesCached: number;
+  pagesHeld: number;
+  steps: number;
+  preemptions: number;
+  evictions: number;
+  /** Times that work was queued and no step was possible for 5 s; each one is also a failure. */
+  stalls: number;
+}
+
+/** One per request, after its last output. Times in milliseconds; null = that moment never came. */
+export interface FinishedRequest {
+  id: string;
+  finishReason: FinishReason;
+  usage: Usage;
+  internal: boolean;
+  /** From generate() until pages were first given. */
+  queuedMs: number | null;
+  /** From generate() until the first token. */
+  ttftMs: number | null;
+  durationMs: number;
+}
+
+/** What listeners get after each engine step. */
+export interface StepReport {
+  stats: EngineStats;
+  /** One per token that followed another token of its request in this step; internal requests excluded. */
+  interTokenMs: number[];
+}
+
+export interface LoadProgress {
+  phase: "weights" | "repack" | "pool" | "warm-up";
+  /** 0..100 of this phase. */
+  percent: number;
+  /** Weight bytes placed so far, of totalBytes. */
+  bytes: number;
+  totalBytes: number;
+}
+
+export interface EngineStartOptions {
+  /** Module that the Worker runs; the program's own entry by default. Tests give their own. */
+  workerEntry?: string | URL;
+  onProgress?: (progress: LoadProgress) => void;
+  /** Refuse to go on when native page counts differ from the scheduler's arithmetic. Tests switch it on. */
+  checkPages?: boolean;
+}
+
+/** Prefix-cache events, in order. Pages are native page ids; parent null = first page of a prompt. */
+export type KvEvent =
+  | { kind: "stored"; page: number; parent: number | null; domain: bigint; tokenIds: number[] }
+  | { kind: "removed"; page: number }
+  | { kind: "cleared" };
+
+/** Everything the engine Worker needs; structured-cloneable. */
+export interface EngineOptions {
+  spec: ModelSpec;
+  weights: WeightPlan;
+  /** Path of the native library. */
+  libraryPath: string;
+  /** Tokens a sequence may hold (prompt + output): min of model, flag and licence. */
+  contextLength: number;
+  maxNumSeqs: number;
+  /** Token budget of one step (chunked prefill). */
+  chunkedPrefillSize: number;
+  /** KV pool in tokens; null = from memory. */
+  maxTotalTokens: number | null;
+  /** Fraction of available memory that weights and pool may take. */
+  memoryUtilization: number;
+  kvCacheDtype: "f32" | "bf16";
+  prefixCache: boolean;
+  /** 0 = one per core. */
+  threads: number;
+}
+
+export interface EngineInfo {
+  device: string;
+  isa: string;
+  threads: number;
+  pageTokens: number;
+  pages: number;
+  /** min(contextLength, pool tokens). */
+  contextLength: number;
+  maxNumSeqs: number;
+  maxBatchTokens: number;
+  kvCacheDtype: "f32" | "bf16";
+  prefixCache: boolean;
+  weightBytes: number;
+  pageBytes: number;
+  /** Words for people: how the pool size came about. */
+  memoryRule: string;
+  loadSeconds: number;
+}

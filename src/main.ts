@@ -1,0 +1,63 @@
+import { isMainThread } from "node:worker_threads";
+import { dynamoConfig, dynamoHelp } from "./cli/dynamo.ts";
+import { serveConfig, serveHelp } from "./cli/serve.ts";
+import { versionText } from "./cli/version.ts";
+import { UsageError } from "./config/flags.ts";
+import { checkLicense, LICENSE_EXIT_CODE, LicenseError } from "./license/license.ts";
+
+/** Exit codes: 0 clean stop · 1 failure · 2 usage (flag or variable) · 78 licence. */
+const EXIT_FAILURE = 1;
+const EXIT_USAGE = 2;
+
+/** The licence gate comes before everything but --version: before help, before any flag is judged. */
+async function main(argv: readonly string[], env: Record<string, string | undefined>): Promise<number> {
+  if (argv[0] === "--version" || argv[0] === "-v" || argv[0] === "version") {
+    console.log(await versionText());
+    return 0;
+  }
+  const { key, source } = licenseKey(argv, env);
+  const license = checkLicense(key, source);
+  const dynamo = argv[0] === "dynamo";
+  const rest = dynamo || argv[0] === "serve" ? argv.slice(1) : argv;
+  if (rest.includes("--help") || rest.includes("-h") || rest[0] === "help") {
+    console.log(dynamo ? dynamoHelp() : argv[0] === "serve" ? serveHelp() : `${serveHelp()}\n\nOther commands: layerscale dynamo (a Dynamo worker; see layerscale dynamo --help), layerscale --version`);
+    return 0;
+  }
+  if (dynamo) {
+    const config = dynamoConfig(rest, env, license, key as string);
+    return (await import("./dynamo/worker.ts")).runDynamo(config);
+  }
+  const config = serveConfig(rest, env, license, key as string);
+  return (await import("./serve/serve.ts")).runServe(config);
+}
+
+/** The flag beats the variable; a flag without a value is a missing key. */
+function licenseKey(argv: readonly string[], env: Record<string, string | undefined>): { key: string | undefined; source: string } {
+  const inline = argv.findLast((word) => word.startsWith("--license-key="));
+  if (inline !== undefined) return { key: inline.slice("--license-key=".length), source: "--license-key" };
+  const at = argv.lastIndexOf("--license-key");
+  if (at >= 0) return { key: argv[at + 1]?.startsWith("--") ? undefined : argv[at + 1], source: "--license-key" };
+  return { key: env.LAYERSCALE_LICENSE_KEY, source: "LAYERSCALE_LICENSE_KEY" };
+}
+
+/** One line for people; a stack only for what nobody foresaw. */
+function report(error: unknown): number {
+  if (error instanceof LicenseError) {
+    console.error(error.message);
+    return LICENSE_EXIT_CODE;
+  }
+  if (error instanceof UsageError) {
+    console.error(`error: ${error.message}`);
+    return EXIT_USAGE;
+  }
+  const foreseen = error instanceof Error && ["ModelError", "EngineError", "NativeError"].includes(error.name);
+  console.error(foreseen ? `error: ${(error as Error).message}` : error);
+  return EXIT_FAILURE;
+}
+
+if (isMainThread) {
+  const code = await main(process.argv.slice(2), process.env).catch(report);
+  process.exit(code);
+} else {
+  (await import("./engine/worker.ts")).runEngineWorker();
+}

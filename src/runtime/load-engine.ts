@@ -1,0 +1,59 @@
+import { basename } from "node:path";
+import type { EngineConfig } from "../config/engine-config.ts";
+import { Engine } from "../engine/engine.ts";
+import { findLibrary } from "../engine/native/library.ts";
+import { openModel } from "../model/model.ts";
+import type { LoadedModel } from "../model/types.ts";
+import { logger } from "../telemetry/log.ts";
+import { Tokenizer } from "../tokenizer/tokenizer.ts";
+
+export interface LoadedEngine {
+  engine: Engine;
+  model: LoadedModel;
+  tokenizer: Tokenizer;
+  /** Tokens a sequence may hold: min of model, --ctx, licence and pool. */
+  contextLength: number;
+  /** The name clients send. */
+  servedName: string;
+}
+
+/** Fraction of available memory on the CPU, where other programs live too. */
+const CPU_MEMORY_UTILIZATION = 0.5;
+
+export function servedModelName(config: EngineConfig, model: LoadedModel): string {
+  return config.servedModelName ?? (model.format === "gguf" ? basename(model.path).replace(/\.gguf$/i, "") : model.name);
+}
+
+/** Opens a model without loading weights: shapes, names and tokenizer files are checked here. @throws ModelError */
+export const openConfiguredModel = (config: EngineConfig): Promise<LoadedModel> => openModel(config.model);
+
+/**
+ * Starts the engine for a model: checks limits, loads weights, warms up. Shared by both subcommands.
+ * @param opened a model that was opened before, so that names are known while weights load
+ * @throws ModelError, EngineError
+ */
+export async function loadEngine(config: EngineConfig, opened?: LoadedModel): Promise<LoadedEngine> {
+  const log = logger("layerscale::load");
+  const model = opened ?? (await openConfiguredModel(config));
+  const wanted = Math.min(model.spec.maxContext, config.ctx ?? Infinity, config.licenseMaxCtx ?? Infinity);
+  if (config.ctx !== null && config.ctx > wanted)
+    log.warn("--ctx is cut", { ctx: config.ctx, model: model.spec.maxContext, license: config.licenseMaxCtx, used: wanted });
+  const [engine, tokenizer] = await Promise.all([
+    Engine.start({
+      spec: model.spec,
+      weights: model.weights,
+      libraryPath: await findLibrary(),
+      contextLength: wanted,
+      maxNumSeqs: config.maxNumSeqs,
+      chunkedPrefillSize: config.chunkedPrefillSize,
+      maxTotalTokens: config.maxTotalTokens,
+      memoryUtilization: config.gpuMemoryUtilization ?? CPU_MEMORY_UTILIZATION,
+      kvCacheDtype: config.kvCacheDtype === "auto" ? (model.dtype === "f32" ? "f32" : "bf16") : config.kvCacheDtype,
+      prefixCache: config.prefixCache,
+      threads: 0,
+    }),
+    Promise.resolve().then(() => Tokenizer.create(model.assets.tokenizerJson, model.assets.tokenizerConfig)),
+  ]);
+  log.info("engine ready", { ...engine.info, model: model.name, format: model.format, dtype: model.dtype });
+  return { engine, model, tokenizer, contextLength: engine.info.contextLength, servedName: servedModelName(config, model) };
+}

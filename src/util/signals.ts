@@ -1,0 +1,33 @@
+/** Resolves with the first SIGTERM or SIGINT; `hurry` fires on the second. Call `dispose` when the program no longer waits. */
+export interface StopSignal {
+  requested: Promise<NodeJS.Signals>;
+  /** Aborted by the second signal: stop waiting for anything. */
+  hurry: AbortSignal;
+  readonly received: boolean;
+  dispose(): void;
+}
+
+const STOPPING = ["SIGTERM", "SIGINT"] as const;
+
+/** Install before anything slow: as PID 1 a process has no default action for SIGTERM. */
+export function onStopSignal(): StopSignal {
+  const hurry = new AbortController();
+  const { promise, resolve } = Promise.withResolvers<NodeJS.Signals>();
+  let received = false;
+  const handler = (signal: NodeJS.Signals) => {
+    if (received) hurry.abort();
+    received = true;
+    resolve(signal);
+  };
+  for (const name of STOPPING) process.on(name, handler);
+  return {
+    requested: promise,
+    hurry: hurry.signal,
+    get received() {
+      return received;
+    },
+    dispose: () => {
+      for (const name of STOPPING) process.off(name, handler);
+    },
+  };
+}

@@ -1,0 +1,109 @@
+import { KvManager } from "../../../src/engine/kv-manager.ts";
+import { maxBatchTokens, Scheduler, type SequenceOutput } from "../../../src/engine/scheduler.ts";
+import { Sequence, type SequenceInit } from "../../../src/engine/sequence.ts";
+import { StepPlan, type Row } from "../../../src/engine/step-plan.ts";
+import { FakeBackend, type FakeOptions } from "../../support/fake-backend.ts";
+
+export const VOCAB = 500;
+
+export interface Bench {
+  scheduler: Scheduler;
+  backend: FakeBackend;
+  plan: StepPlan;
+  maxTokens: number;
+}
+
+/** A scheduler over the model backend: no device, no Worker, page counts compared after every step. */
+export function scheduler(options: { pages?: number; maxNumSeqs?: number; chunkedPrefillSize?: number; contextLength?: number; prefixCache?: boolean; next?: FakeOptions["next"] } = {}): Bench {
+  const { pages = 100, maxNumSeqs = 8, chunkedPrefillSize = 64, contextLength = 100_000, prefixCache = true, next } = options;
+  const maxTokens = maxBatchTokens({ chunkedPrefillSize, maxNumSeqs });
+  const backend = new FakeBackend({ vocab: VOCAB, maxSeqs: maxNumSeqs, maxBatchTokens: maxTokens, prefixCache, ...(next && { next }) });
+  backend.createPool(pages);
+  const kv = new KvManager(backend, { prefixCache, strict: true });
+  return { scheduler: new Scheduler(kv, { chunkedPrefillSize, maxNumSeqs, contextLength }), backend, plan: new StepPlan(maxNumSeqs, maxTokens), maxTokens };
+}
+
+let keys = 0;
+export interface SequenceSketch {
+  prompt?: number | number[];
+  maxTokens?: number | null;
+  eos?: number[];
+  stops?: number[];
+  ignoreEos?: boolean;
+  priority?: number;
+  domain?: bigint;
+  internal?: boolean;
+  seed?: bigint;
+}
+/** Prompts of different keys share nothing unless ids are given. */
+export function sequence(sketch: SequenceSketch = {}): Sequence {
+  const key = ++keys;
+  const { prompt = 20, maxTokens = 4, eos = [], stops = [], ignoreEos = false, priority = 0, domain = 0n, internal = false, seed = 0n } = sketch;
+  const init: SequenceInit = {
+    key, prompt: typeof prompt === "number" ? Array.from({ length: prompt }, (_, index) => (key * 31 + index * 7) % VOCAB) : prompt,
+    sampling: { temperature: 0, topP: 1, seed, maxTokens, ignoreEos, logprobs: null },
+    eosTokenIds: eos, stopTokenIds: stops, priority, cacheDomain: domain, internal, submittedAt: 0,
+  };
+  return new Sequence(init);
+}
+
+export interface StepTrace {
+  rows: Row[];
+  outputs: SequenceOutput[];
+}
+
+let stepNumber = 0;
+/** One whole step: schedule, pack, submit, wait, unpack, apply. */
+export function step({ scheduler, backend, plan, maxTokens }: Bench): StepTrace {
+  const rows = scheduler.schedule();
+  if (rows.length === 0) return { rows, outputs: [] };
+  const tokens = rows.reduce((sum, row) => sum + row.length, 0);
+  if (tokens > maxTokens) throw new Error(`step of ${tokens} tokens, at most ${maxTokens}`);
+  if (rows.some((row) => row.length < 1)) throw new Error("an empty chunk was scheduled");
+  backend.submit(plan.pack(rows, ++stepNumber).words, plan.length);
+  const outputs = scheduler.apply(rows, plan.unpack(backend.wait(plan.result)));
+  backend.checkPool();
+  return { rows, outputs };
+}
+
+export function steps(bench: Bench, count: number): StepTrace[] {
+  return Array.from({ length: count }, () => step(bench));
+}
+
+/** Steps until nothing is left; throws when that takes more than `limit` steps or a step does nothing. */
+export function runAll(bench: Bench, limit = 10_000): StepTrace[] {
+  const all: StepTrace[] = [];
+  while (bench.scheduler.hasWork) {
+    const trace = step(bench);
+    if (trace.rows.length === 0) throw new Error(`stalled: ${bench.scheduler.running.length} running, ${bench.scheduler.waiting.length} waiting`);
+    all.push(trace);
+    if (all.length > limit) throw new Error(`not finished after ${limit} steps`);
+  }
+  return all;
+}
+
+/** Chunk lengths of one sequence, step by step; 0 = not in the step. */
+export function chunks(traces: readonly StepTrace[], of: Sequence): number[] {
+  return traces.map(({ rows }) => rows.find((row) => row.sequence === of)?.length ?? 0);
+}
+
+/** Index of the step that gave the sequence its first token; -1 = none did. */
+export function firstToken(traces: readonly StepTrace[], of: Sequence): number {
+  return traces.findIndex(({ outputs }) => outputs.some((output) => output.sequence === of && output.token !== null));
+}
+
+export function generated(of: Sequence): number[] {
+  return Array.from(of.tokens.subarray(of.promptLength, of.numTokens));
+}
+
+/** Small, seeded, good enough: Mulberry32. */
+export function random(seed: number): { below(limit: number): number; chance(probability: number): boolean } {
+  let state = seed >>> 0;
+  const next = (): number => {
+    state = (state + 0x6d2b79f5) >>> 0;
+    let mixed = Math.imul(state ^ (state >>> 15), state | 1);
+    mixed ^= mixed + Math.imul(mixed ^ (mixed >>> 7), mixed | 61);
+    return ((mixed ^ (mixed >>> 14)) >>> 0) / 2 ** 32;
+  };
+  return { below: (limit) => Math.floor(next() * limit), chance: (probability) => next() < probability };
+}

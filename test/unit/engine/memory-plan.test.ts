@@ -1,0 +1,88 @@
+import { describe, expect, test } from "bun:test";
+import { availableMemory, pageBytes, planMemory, workspaceBytes } from "../../../src/engine/memory-plan.ts";
+import { tinySpec } from "../../support/fake-engine.ts";
+
+const MIB = 2 ** 20;
+const files = (content: Record<string, string>) => (path: string): string | null => content[path] ?? null;
+const meminfo = (kib: number): string => `MemTotal:       99999999 kB\nMemFree:          1000 kB\nMemAvailable:   ${kib} kB\n`;
+
+describe("available memory", () => {
+  test("without a control group: the kernel's estimate", () => {
+    expect(availableMemory(files({ "/proc/meminfo": meminfo(2048) }))).toBe(2 * MIB);
+  });
+
+  test("cgroup v2: the tightest limit on the way to the root, minus what is in use and cannot be reclaimed", () => {
+    const read = files({
+      "/proc/meminfo": meminfo(1024 * 1024), "/proc/self/cgroup": "0::/pod/app\n",
+      "/sys/fs/cgroup/pod/app/memory.max": "max\n",
+      "/sys/fs/cgroup/pod/memory.max": `${100 * MIB}\n`, "/sys/fs/cgroup/pod/memory.current": `${30 * MIB}\n`, "/sys/fs/cgroup/pod/memory.stat": `anon 5\ninactive_file ${10 * MIB}\n`,
+    });
+    expect(availableMemory(read)).toBe(80 * MIB);
+  });
+
+  test("cgroup v1, path of the host inside a container: the root's files are ours", () => {
+    const read = files({
+      "/proc/meminfo": meminfo(1024 * 1024), "/proc/self/cgroup": "9:cpu:/x\n4:memory:/docker/abc\n",
+      "/sys/fs/cgroup/memory/memory.limit_in_bytes": `${64 * MIB}\n`, "/sys/fs/cgroup/memory/memory.usage_in_bytes": `${16 * MIB}\n`, "/sys/fs/cgroup/memory/memory.stat": `total_inactive_file ${4 * MIB}\n`,
+    });
+    expect(availableMemory(read)).toBe(52 * MIB);
+  });
+
+  test("a limit already used up leaves nothing, not less", () => {
+    const read = files({ "/proc/meminfo": meminfo(1000), "/proc/self/cgroup": "0::/\n", "/sys/fs/cgroup/memory.max": "1000", "/sys/fs/cgroup/memory.current": "5000" });
+    expect(availableMemory(read)).toBe(0);
+  });
+
+  test("no source at all is an error that says so", () => {
+    expect(() => availableMemory(files({}))).toThrow("MemAvailable");
+  });
+
+  test("this machine", () => {
+    expect(availableMemory()).toBeGreaterThan(16 * MIB);
+  });
+});
+
+describe("pool size", () => {
+  const bytes = pageBytes(tinySpec, "f32");
+  const options = { spec: tinySpec, weights: { files: [], tensors: [] }, contextLength: 160, maxNumSeqs: 4, maxTotalTokens: null, memoryUtilization: 0.5, kvCacheDtype: "f32" as const };
+  const workspace = workspaceBytes(tinySpec, 64, 4);
+  /** Memory of which half leaves exactly `pages` pages. */
+  const room = (pages: number) => () => 2 * (workspace + pages * bytes);
+
+  test("a page is keys and values of 16 tokens over all layers", () => {
+    expect(bytes).toBe(2 * 2 * 16 * 2 * 16 * 4);
+    expect(pageBytes(tinySpec, "bf16")).toBe(bytes / 2);
+  });
+
+  test("what the fraction leaves", () => {
+    const plan = planMemory(options, 64, room(23));
+    expect(plan.pages).toBe(23);
+    expect(plan.memoryRule).toContain("0.5 of");
+  });
+
+  test("weights count", () => {
+    const weights = { files: [], tensors: [{ id: 1, name: "w", file: 0, offset: 0, bytes: 3 * bytes, dtype: "f32" as const, rows: 1, cols: 1 }] };
+    expect(planMemory({ ...options, weights }, 64, room(23)).pages).toBe(20);
+  });
+
+  test("no more than all sequences at full context can use", () => {
+    const plan = planMemory(options, 64, room(1000));
+    expect(plan.pages).toBe(40);
+    expect(plan.memoryRule).toContain("4 sequences of 160 tokens");
+  });
+
+  test("maxTotalTokens caps, in whole pages, and may be below one context", () => {
+    expect(planMemory({ ...options, maxTotalTokens: 100 }, 64, room(1000))).toMatchObject({ pages: 6 });
+    expect(planMemory({ ...options, maxTotalTokens: 100 }, 64, room(1000)).memoryRule).toContain("--max-total-tokens 100");
+    expect(() => planMemory({ ...options, maxTotalTokens: 15 }, 64, room(1000))).toThrow("--max-total-tokens 15");
+  });
+
+  test("a context that cannot hold a prompt and a token", () => {
+    expect(() => planMemory({ ...options, contextLength: 1 }, 64, room(10))).toThrow("context length 1");
+  });
+
+  test("too little for one sequence: the arithmetic is in the message", () => {
+    expect(() => planMemory(options, 64, room(9))).toThrow(/one sequence of 160 tokens.*0\.5 of .* weights .*9 pages of 8192 bytes.*10 pages are needed/);
+    expect(() => planMemory(options, 64, () => 0)).toThrow("0 pages of");
+  });
+});
