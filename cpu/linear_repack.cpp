@@ -49,7 +49,7 @@ float f16_to_f32(uint16_t h) {
 
 Status WeightMemory::allocate(size_t bytes) {
   constexpr size_t kHuge = 2u << 20;
-  const size_t align = bytes >= 65536 ? kHuge : 64;
+  const size_t align = bytes >= kHuge ? kHuge : 64;
   const size_t rounded = (bytes + align - 1) / align * align;
   void *p = std::aligned_alloc(align, rounded);
   if (!p) return Status::fail(LS_NO_MEMORY, "no memory for " + std::to_string(bytes) + " bytes of weights");

@@ -1,9 +1,9 @@
 #include "model.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <cstring>
+#include <ctime>
 #include <string>
 
 namespace ls::cpu {
@@ -45,18 +45,23 @@ AttentionShape attention_shape(const ls_config &c) { return {c.heads, c.kv_heads
 class Model::Timer {
  public:
   Timer(Profile *profile, Profile::Op op) : profile_(profile), op_(op) {
-    if (profile_) start_ = std::chrono::steady_clock::now();
+    if (profile_) start_ = now();
   }
   ~Timer() {
-    if (profile_) profile_->ns[op_] += static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now() - start_).count());
+    if (profile_) profile_->ns[op_] += now() - start_;
   }
   Timer(const Timer &) = delete;
   Timer &operator=(const Timer &) = delete;
 
  private:
+  uint64_t now() const {
+    timespec t;
+    clock_gettime(profile_->cpu_time ? CLOCK_THREAD_CPUTIME_ID : CLOCK_MONOTONIC, &t);
+    return static_cast<uint64_t>(t.tv_sec) * 1000000000u + static_cast<uint64_t>(t.tv_nsec);
+  }
   Profile *profile_;
   Profile::Op op_;
-  std::chrono::steady_clock::time_point start_;
+  uint64_t start_ = 0;
 };
 
 Model::Model(const ls_config &config, const float *inv_freq, const OpsKernels &ops, const AttentionKernels &attention)

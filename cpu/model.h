@@ -19,6 +19,7 @@ struct Profile {
   enum Op { embed, norm, qkv, rope_kv, attention, out_proj, gate_up, silu, down, head, kCount };
   static constexpr const char *kNames[kCount] = {"embed", "norm", "qkv", "rope+kv", "attention", "o", "gate,up", "silu", "down", "head"};
   std::array<uint64_t, kCount> ns{};
+  bool cpu_time = false;  // time of the calling thread instead of wall time: for measurements on a busy machine, with one thread
 };
 
 class Model {

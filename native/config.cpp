@@ -57,11 +57,13 @@ Status validate_config(const ls_config *config, const float *inv_freq) {
   const ls_config &c = *config;
   for (const CountField &f : kCounts) {
     const uint32_t value = c.*f.member;
-    if (value < f.min || value > f.max) return invalid("config." + std::string(f.name) + " is " + std::to_string(value) + ", expected " + std::to_string(f.min) + ".." + std::to_string(f.max));
+    if (value < f.min || value > f.max)
+      return invalid("config." + std::string(f.name) + " is " + std::to_string(value) + ", expected " + std::to_string(f.min) + ".." + std::to_string(f.max));
   }
   if (c.heads % c.kv_heads != 0) return invalid("config.heads is " + std::to_string(c.heads) + ", expected a multiple of kv_heads " + std::to_string(c.kv_heads));
   if (c.head_dim % 2 != 0) return invalid("config.head_dim is " + std::to_string(c.head_dim) + ", expected an even number");
-  if (c.kv_dtype != LS_DTYPE_F32 && c.kv_dtype != LS_DTYPE_BF16) return invalid("config.kv_dtype is " + std::to_string(c.kv_dtype) + ", expected " + std::to_string(LS_DTYPE_F32) + " (f32) or " + std::to_string(LS_DTYPE_BF16) + " (bf16)");
+  if (c.kv_dtype != LS_DTYPE_F32 && c.kv_dtype != LS_DTYPE_BF16)
+    return invalid("config.kv_dtype is " + std::to_string(c.kv_dtype) + ", expected " + std::to_string(LS_DTYPE_F32) + " (f32) or " + std::to_string(LS_DTYPE_BF16) + " (bf16)");
   if (!std::isfinite(c.rms_eps) || c.rms_eps < 0) return invalid("config.rms_eps is " + std::to_string(c.rms_eps) + ", expected a finite number >= 0");
   if (!std::isfinite(c.attn_scale) || c.attn_scale <= 0) return invalid("config.attn_scale is " + std::to_string(c.attn_scale) + ", expected a finite number > 0");
   if (!std::isfinite(c.rope_scale) || c.rope_scale <= 0) return invalid("config.rope_scale is " + std::to_string(c.rope_scale) + ", expected a finite number > 0");

@@ -104,7 +104,8 @@ Status Engine::open(const int32_t *tokens, uint32_t count, uint64_t domain, int3
   if (tokens == nullptr || out == nullptr) return invalid("tokens or out is NULL");
   if (count < 1 || count > config_.max_context) return invalid("count is " + std::to_string(count) + ", expected 1.." + std::to_string(config_.max_context) + " (max_context)");
   for (uint32_t i = 0; i < count; ++i)
-    if (tokens[i] < 0 || static_cast<uint32_t>(tokens[i]) >= config_.vocab) return invalid("token " + std::to_string(i) + " is " + std::to_string(tokens[i]) + ", expected 0.." + std::to_string(config_.vocab - 1));
+    if (tokens[i] < 0 || static_cast<uint32_t>(tokens[i]) >= config_.vocab)
+      return invalid("token " + std::to_string(i) + " is " + std::to_string(tokens[i]) + ", expected 0.." + std::to_string(config_.vocab - 1));
   if (free_slots_.empty()) return Status::fail(LS_NO_SLOTS, "all " + std::to_string(config_.max_seqs) + " slots (max_seqs) are open");
 
   Sequence sequence;
@@ -180,7 +181,8 @@ Status Engine::check() {
       continue;
     }
     ++open;
-    if (s.pages.size() != (size_t{s.computed()} + LS_PAGE_TOKENS - 1) / LS_PAGE_TOKENS) return broken(name + " has " + std::to_string(s.pages.size()) + " pages for " + std::to_string(s.computed()) + " tokens");
+    if (s.pages.size() != (size_t{s.computed()} + LS_PAGE_TOKENS - 1) / LS_PAGE_TOKENS)
+      return broken(name + " has " + std::to_string(s.pages.size()) + " pages for " + std::to_string(s.computed()) + " tokens");
     if (s.completed > s.computed() || s.attached > s.pages.size()) return broken(name + " has completed or attached more than it has");
     for (size_t i = 0; i < s.pages.size(); ++i) {
       const int32_t page = s.pages[i];

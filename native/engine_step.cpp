@@ -28,7 +28,8 @@ Status Engine::submit(const int32_t *plan, uint32_t words) {
   if (Status status = check_rows(step, pages_needed); !status.ok()) return status;
   const uint32_t available = pool_->free_count() + pool_->cached_count();
   if (pages_needed > available)
-    return Status::fail(LS_NO_PAGES, "the plan needs " + std::to_string(pages_needed) + " new pages; " + std::to_string(available) + " of " + std::to_string(pool_->total()) + " are free or evictable");
+    return Status::fail(LS_NO_PAGES, "the plan needs " + std::to_string(pages_needed) + " new pages; " + std::to_string(available) + " of " +
+                                         std::to_string(pool_->total()) + " are free or evictable");
   reserve_rows(step, pages_needed);
   // Nothing can fail from here on: whole or nothing.
   while (pool_->free_count() < pages_needed) cache_->evict();

@@ -23,7 +23,8 @@ PrefixCache::PrefixCache(PagePool &pool, uint64_t hash_seed, uint64_t hash_mask)
 
 uint64_t PrefixCache::hash(uint64_t domain, int32_t parent, const int32_t *tokens) const {
   uint64_t h = mix(mix(seed_, domain), static_cast<uint32_t>(parent));
-  for (int i = 0; i < LS_PAGE_TOKENS; i += 2) h = mix(h, static_cast<uint32_t>(tokens[i]) | static_cast<uint64_t>(static_cast<uint32_t>(tokens[i + 1])) << 32);
+  for (int i = 0; i < LS_PAGE_TOKENS; i += 2)
+    h = mix(h, static_cast<uint32_t>(tokens[i]) | static_cast<uint64_t>(static_cast<uint32_t>(tokens[i + 1])) << 32);
   return h & mask_;
 }
 

@@ -28,13 +28,15 @@ std::string PrefixCache::check_tree() const {
     const Node &n = node(page);
     if (find(n.domain, n.parent, n.tokens.data()) != page) return page_text(page) + " is not found under its own key";
     if (n.parent == kNone) continue;
-    if (n.parent < 0 || static_cast<uint32_t>(n.parent) >= total || !pool_.resident(n.parent)) return page_text(page) + " has parent " + std::to_string(n.parent) + ", which is not in the tree";
+    if (n.parent < 0 || static_cast<uint32_t>(n.parent) >= total || !pool_.resident(n.parent))
+      return page_text(page) + " has parent " + std::to_string(n.parent) + ", which is not in the tree";
     if (node(n.parent).domain != n.domain) return page_text(page) + " is in another domain than its parent";
     if (pool_.holders(page) > 0 && pool_.holders(n.parent) == 0) return page_text(page) + " is held, its parent " + std::to_string(n.parent) + " is not";
     ++children[static_cast<size_t>(n.parent)];
   }
   for (uint32_t i = 0; i < total; ++i)
-    if (pool_.resident(static_cast<int32_t>(i)) && nodes_[i].children != children[i]) return page_text(static_cast<int32_t>(i)) + " counts " + std::to_string(nodes_[i].children) + " children, the tree shows " + std::to_string(children[i]);
+    if (pool_.resident(static_cast<int32_t>(i)) && nodes_[i].children != children[i])
+      return page_text(static_cast<int32_t>(i)) + " counts " + std::to_string(nodes_[i].children) + " children, the tree shows " + std::to_string(children[i]);
   for (const int32_t bucket : buckets_)
     for (int32_t page = bucket; page != kNone; page = node(page).chain)
       if (++chained > residents) return "hash chains hold more pages than the tree";

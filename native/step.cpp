@@ -8,7 +8,9 @@ namespace {
 
 Status invalid(std::string text) { return Status::fail(LS_INVALID, std::move(text)); }
 
-Status header_error(const char *field, int64_t value, const std::string &expected) { return invalid("plan." + std::string(field) + " is " + std::to_string(value) + ", expected " + expected); }
+Status header_error(const char *field, int64_t value, const std::string &expected) {
+  return invalid("plan." + std::string(field) + " is " + std::to_string(value) + ", expected " + expected);
+}
 
 Status row_error(size_t row, const char *field, const std::string &value, const std::string &expected) {
   return invalid("row " + std::to_string(row) + ": " + field + " is " + value + ", expected " + expected);
@@ -21,11 +23,13 @@ Status parse_plan(const ls_config &config, const int32_t *plan, uint32_t words, 
   if (words < LS_PLAN_HEADER_WORDS) return header_error("words", words, "at least " + std::to_string(LS_PLAN_HEADER_WORDS));
   const int64_t rows = plan[0], tokens = plan[1];
   if (rows < 1 || rows > config.max_seqs) return header_error("rows", rows, "1.." + std::to_string(config.max_seqs));
-  if (tokens < rows || tokens > config.max_batch_tokens) return header_error("tokens", tokens, std::to_string(rows) + ".." + std::to_string(config.max_batch_tokens) + " (one per row at least, max_batch_tokens at most)");
+  if (tokens < rows || tokens > config.max_batch_tokens)
+    return header_error("tokens", tokens, std::to_string(rows) + ".." + std::to_string(config.max_batch_tokens) + " (one per row at least, max_batch_tokens at most)");
   for (int i = 3; i < LS_PLAN_HEADER_WORDS; ++i)
     if (plan[i] != 0) return header_error(("word " + std::to_string(i)).c_str(), plan[i], "0");
   const int64_t expected_words = LS_PLAN_HEADER_WORDS + rows * LS_PLAN_ROW_WORDS + tokens;
-  if (words != expected_words) return header_error("words", words, std::to_string(expected_words) + " for " + std::to_string(rows) + " rows and " + std::to_string(tokens) + " tokens");
+  if (words != expected_words)
+    return header_error("words", words, std::to_string(expected_words) + " for " + std::to_string(rows) + " rows and " + std::to_string(tokens) + " tokens");
 
   step.batch.step = static_cast<uint32_t>(plan[2]);
   step.batch.tokens = static_cast<uint32_t>(tokens);
@@ -44,9 +48,11 @@ Status parse_plan(const ls_config &config, const int32_t *plan, uint32_t words, 
     row.temperature = std::bit_cast<float>(w[4]);
     row.top_p = std::bit_cast<float>(w[5]);
     row.seed = static_cast<uint64_t>(static_cast<uint32_t>(w[6])) | static_cast<uint64_t>(static_cast<uint32_t>(w[7])) << 32;
-    if (row.slot < 0 || static_cast<uint32_t>(row.slot) >= config.max_seqs) return row_error(i, "slot", std::to_string(row.slot), "0.." + std::to_string(config.max_seqs - 1));
+    if (row.slot < 0 || static_cast<uint32_t>(row.slot) >= config.max_seqs)
+      return row_error(i, "slot", std::to_string(row.slot), "0.." + std::to_string(config.max_seqs - 1));
     if (len < 1 || len > tokens - used) return row_error(i, "len", std::to_string(len), "1.." + std::to_string(tokens - used));
-    if (start < 0 || start + len > config.max_context) return row_error(i, "start + len", std::to_string(start) + " + " + std::to_string(len), "0.." + std::to_string(config.max_context) + " (max_context)");
+    if (start < 0 || start + len > config.max_context)
+      return row_error(i, "start + len", std::to_string(start) + " + " + std::to_string(len), "0.." + std::to_string(config.max_context) + " (max_context)");
     if ((flags & ~LS_ROW_SAMPLE) != 0) return row_error(i, "flags", std::to_string(flags), "0 or LS_ROW_SAMPLE");
     if (n_logprobs > LS_MAX_LOGPROBS) return row_error(i, "n_logprobs", std::to_string(n_logprobs), "0.." + std::to_string(LS_MAX_LOGPROBS));
     if (!std::isfinite(row.temperature) || row.temperature < 0) return row_error(i, "temperature", std::to_string(row.temperature), "a finite number >= 0");
@@ -76,7 +82,8 @@ std::string check_output(const ls_config &config, const Step &step, const StepOu
     if (!rows[i].sample) continue;
     const RowOutput &out = output.rows[i];
     const std::string name = "the device returned for row " + std::to_string(i) + " ";
-    if (out.token < 0 || static_cast<uint32_t>(out.token) >= config.vocab) return name + "token " + std::to_string(out.token) + ", outside the vocabulary of " + std::to_string(config.vocab);
+    if (out.token < 0 || static_cast<uint32_t>(out.token) >= config.vocab)
+      return name + "token " + std::to_string(out.token) + ", outside the vocabulary of " + std::to_string(config.vocab);
     if (out.top.size() > rows[i].n_logprobs) return name + std::to_string(out.top.size()) + " alternatives, asked for " + std::to_string(rows[i].n_logprobs);
     for (const auto &[token, logprob] : out.top)
       if (token < 0 || static_cast<uint32_t>(token) >= config.vocab) return name + "alternative " + std::to_string(token) + ", outside the vocabulary of " + std::to_string(config.vocab);

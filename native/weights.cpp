@@ -64,13 +64,16 @@ Status WeightFiles::set(Backend &backend, uint32_t id, uint32_t file, uint64_t o
   if (placed_.contains(id)) return invalid("set twice");
   if (rows != shape->rows || cols != shape->cols) return invalid("shape is " + shape_text(rows, cols) + ", expected " + shape_text(shape->rows, shape->cols));
   if (dtype_name(dtype) == nullptr) return Status::fail(LS_UNSUPPORTED, name + ": dtype " + std::to_string(dtype) + " is unknown");
-  if (shape->vector && dtype_quantised(dtype)) return Status::fail(LS_UNSUPPORTED, name + ": dtype is " + dtype_name(dtype) + ", expected f32, f16 or bf16");
+  if (shape->vector && dtype_quantised(dtype))
+    return Status::fail(LS_UNSUPPORTED, name + ": dtype is " + dtype_name(dtype) + ", expected f32, f16 or bf16");
   const std::optional<uint64_t> exact = tensor_bytes(dtype, rows, cols);
   if (!exact) return invalid("cols is " + std::to_string(cols) + ", expected a multiple of 32 for " + dtype_name(dtype));
-  if (bytes != *exact) return invalid("has " + std::to_string(bytes) + " bytes, expected " + std::to_string(*exact) + " for " + dtype_name(dtype) + " " + shape_text(rows, cols));
+  if (bytes != *exact)
+    return invalid("has " + std::to_string(bytes) + " bytes, expected " + std::to_string(*exact) + " for " + dtype_name(dtype) + " " + shape_text(rows, cols));
   if (file >= files_.size()) return invalid("file is " + std::to_string(file) + ", expected less than " + std::to_string(files_.size()));
   const Mapping &mapping = files_[file];
-  if (offset > mapping.bytes || bytes > mapping.bytes - offset) return invalid("bytes " + std::to_string(offset) + " + " + std::to_string(bytes) + " reach past the " + std::to_string(mapping.bytes) + " bytes of " + mapping.path);
+  if (offset > mapping.bytes || bytes > mapping.bytes - offset)
+    return invalid("bytes " + std::to_string(offset) + " + " + std::to_string(bytes) + " reach past the " + std::to_string(mapping.bytes) + " bytes of " + mapping.path);
 
   TensorView view{mapping.data + offset, bytes, static_cast<ls_dtype>(dtype), rows, cols};
   const uint64_t alignment = dtype == LS_DTYPE_F32 ? 4 : 2;

@@ -83,7 +83,7 @@ async function bunTests(bun, name, folder, env, limitSeconds) {
   say(`${name} tests`);
   const report = join(work, `${name}.xml`);
   const filter = option("-t") ? ["-t", option("-t")] : [];
-  const { code, text } = await program(bun, ["test", `./${folder}`, "--reporter=junit", `--reporter-outfile=${report}`, ...filter], env, limitSeconds);
+  const { code, text } = await program(bun, ["test", `./${folder}`, "--timeout=120000", "--reporter=junit", `--reporter-outfile=${report}`, ...filter], env, limitSeconds);
   const xml = existsSync(report) ? readFileSync(report, "utf8") : "";
   const root_ = /<testsuites[^>]*\btests="(\d+)"[^>]*\bfailures="(\d+)"/.exec(xml);
   const skipped = Number(/<testsuites[^>]*\bskipped="(\d+)"/.exec(xml)?.[1] ?? 0);

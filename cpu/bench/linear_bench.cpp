@@ -113,10 +113,8 @@ struct Options {
 void measure(const Format &f, uint32_t rows, uint32_t cols, ThreadPool &pool, const Options &o, double gbs, double gflops) {
   const size_t bytes = size_t{rows} * cols / f.block * f.bytes;
   const size_t copies = std::max<size_t>(1, (size_t{48} << 20) / bytes);  // one row: the weights come from memory, not from the cache
-  WeightMemory file;
-  if (!file.allocate(bytes * copies).ok()) return;
-  // Any bit pattern is a weight; 0x2c2c keeps f16 and bf16 scales small and finite.
-  std::memset(file.data(), 0x2c, bytes * copies);
+  // Ordinary pages, as a mapped file has. Any bit pattern is a weight; 0x2c2c keeps f16 and bf16 scales small and finite.
+  const std::vector<uint8_t> file(bytes * copies, 0x2c);
   std::vector<LinearPtr> ws(copies);
   for (size_t i = 0; i < copies; ++i) {
     if (const Status s = linear_prepare({file.data() + i * bytes, bytes, f.dtype, rows, cols}, pool, ws[i]); !s.ok()) {

@@ -33,7 +33,7 @@ LS_SIMD_INLINE void madd_pair(vi (&sum)[G][T], const vi (&w)[G], const int16_t *
 }
 
 // Bytes of weights ahead of their use that are fetched: one stream over the groups, which lie one behind the other.
-constexpr size_t kPrefetchBytes = 1536;
+constexpr size_t kPrefetchBytes = 6144;
 
 // One block of every group against every token, added to sum.
 template <int G, int T>

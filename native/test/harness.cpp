@@ -176,6 +176,13 @@ ls_pool_stats_t Rig::stats() {
   return s;
 }
 
+std::string Rig::snapshot() {
+  const ls_pool_stats_t s = stats();
+  std::string text;
+  for (const uint32_t v : {s.total, s.free, s.cached, s.held, s.open_seqs, s.evictions_lo}) text += std::to_string(v) + " ";
+  return text;
+}
+
 void Rig::check() {
   if (ls_pool_check(engine) != LS_OK) throw std::runtime_error(last_error());
   const ls_pool_stats_t s = stats();

@@ -88,6 +88,8 @@ class Rig {
   // Computes tokens[from..] of an open slot.
   void compute(int32_t slot, const Tokens &tokens, uint32_t from);
   ls_pool_stats_t stats();
+  // All counts as text: what a refused call must not change.
+  std::string snapshot();
   // ls_pool_check and free + cached + held == total; throws with the text otherwise.
   void check();
   std::vector<Event> events(uint32_t capacity = 1u << 20);

@@ -51,6 +51,7 @@ function whole(file: OpenFile, tensor: StoredTensor): Float32Array {
 export async function ggufToHf(input: string, directory: string, dtype: HfDtype): Promise<void> {
   const model = await openModel(input);
   const gguf = readGguf(input);
+  if (gguf.tensors.has("rope_freqs.weight")) throw new Error(`${input}: holds rope_freqs.weight, whose llama3 parameters a config.json would need`);
   const file = OpenFile.open(input);
   try {
     mkdirSync(directory, { recursive: true });

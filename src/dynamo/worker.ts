@@ -90,11 +90,11 @@ export async function runWorker(config: DynamoConfig, stop: StopSignal, load: ()
 
 const randomId = (): bigint => randomBytes(8).readBigUInt64BE() || 1n;
 
-/** Rejects nothing: false when the time is over first. */
+/** Waits for a promise; false when the time is over, or the signal is raised, first. */
 async function within(promise: Promise<unknown>, ms: number, also?: AbortSignal): Promise<boolean> {
   let timer: ReturnType<typeof setTimeout> | undefined;
   const late = new Promise<boolean>((resolve) => {
-    timer = setTimeout(() => resolve(false), ms);
+    timer = setTimeout(() => resolve(false), also?.aborted ? 0 : ms);
     also?.addEventListener("abort", () => resolve(false), { once: true });
   });
   const result = await Promise.race([promise.then(() => true), late]);

@@ -11,13 +11,13 @@ const log = logger("model");
 export type FileSet = Record<string, string>;
 
 /**
- * Writes a set of files into `<dir>/<name>/` and returns that directory. Without dir: layerscale/<kind>/ in the user's cache directory, and when that
+ * Writes a set of files into `<dir>/<name>/` and returns that directory. Without dir (or ""): layerscale/<kind>/ in the user's cache directory, and when that
  * cannot be written, a private directory under the temporary one. Each file is written aside and renamed, so a reader never sees part of
  * one; files that already hold the content are left alone, so a restart and several processes at once are fine.
  * @throws ModelError when no place can be written.
  */
 export function writeFileSet(model: string, kind: string, name: string, files: FileSet, dir?: string): string {
-  if (dir !== undefined) {
+  if (dir) {
     try {
       return writeInto(join(resolve(dir), name), files);
     } catch (error) {

@@ -125,7 +125,7 @@ function controlToken(ids: Map<string, number>, types: number[], name: string): 
 
 function readTypes(meta: Fields, gguf: GgufFile, count: number): number[] {
   const types = meta.raw("token_type");
-  if (types === undefined) return new Array<number>(count).fill(TOKEN.normal);
+  if (types === undefined) return Array.from({ length: count }, () => TOKEN.normal);
   const stored = gguf.types.get("tokenizer.ggml.token_type");
   if (!Array.isArray(types) || (stored !== "INT32" && stored !== "UINT32")) throw meta.fail("token_type", `has type ${stored}, expected a list of INT32`);
   if (types.length !== count) throw meta.fail("token_type", `${types.length} entries, expected one for each of ${count} tokens`);

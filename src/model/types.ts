@@ -16,7 +16,7 @@ export class ModelError extends Error {
 
 /** Names inside a file may hold anything: control characters would forge log lines, long ones would bury the message. */
 function oneLine(text: string): string {
-  const plain = text.replace(/[\u0000-\u001f\u007f-\u009f\u2028\u2029]/g, "?");
+  const plain = text.replace(/[\p{Cc}\u2028\u2029]/gu, "?");
   return plain.length > 1000 ? `${plain.slice(0, 997)}...` : plain;
 }
 
@@ -41,7 +41,7 @@ export interface ModelAssets {
   files(): CardFiles | null;
   /**
    * Files on disk in any case: those beside the weights, else written into dir (created, complete or not at all, reused when present).
-   * Default dir: layerscale/ in the user's cache directory, else in the temporary directory.
+   * dir absent or "": layerscale/ in the user's cache directory, else in the temporary directory.
    * @throws ModelError when nothing can be written.
    */
   materialize(dir?: string): CardFiles;

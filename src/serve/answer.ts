@@ -20,11 +20,12 @@ export interface Job {
 
 /** Runs a generation for one HTTP request: counted once, ended when the client leaves. */
 export async function answer(context: RequestContext, job: Job): Promise<Response> {
-  context.keepOpen();
+  context.idleLimit(false);
   const active = context.app.requests.begin(job.route, context.request.signal);
   const fail = (error: unknown) => {
     report(error, context.requestId);
     active.end(outcomeOfError(error));
+    context.idleLimit(true);
     // Sequences of the same request that have not failed are of no use any more.
     active.abort(new ClientGone("the request has ended"));
   };
@@ -32,12 +33,13 @@ export async function answer(context: RequestContext, job: Job): Promise<Respons
     if (job.whole) {
       const body = await job.whole(active.signal);
       active.end("ok");
+      context.idleLimit(true);
       return Response.json(body);
     }
     const frames = (job.frames as NonNullable<Job["frames"]>)(active.signal);
     // Nothing is sent before the first output, so that a refusal or failure until then is a plain HTTP error.
     const first = await frames.next();
-    return sseResponse(counted(first, frames, active, fail), {
+    return sseResponse(counted(first, frames, active, context, fail), {
       onCancel: () => active.abort(new ClientGone("the client stopped reading")),
       onError: (error) => (error instanceof ClientGone ? null : { error: errorObject(toHttpError(error, job.promptParam)) }),
     });
@@ -48,11 +50,12 @@ export async function answer(context: RequestContext, job: Job): Promise<Respons
 }
 
 /** Counts a stream on every way it can end: ok at its end, by the error when it fails, cancelled when it is left. */
-async function* counted(first: IteratorResult<unknown, void>, rest: AsyncGenerator<unknown, void>, active: ActiveRequest, fail: (error: unknown) => void): AsyncGenerator<unknown, void> {
+async function* counted(first: IteratorResult<unknown, void>, rest: AsyncGenerator<unknown, void>, active: ActiveRequest, context: RequestContext, fail: (error: unknown) => void): AsyncGenerator<unknown, void> {
   try {
     if (!first.done) yield first.value;
     yield* rest;
     active.end("ok");
+    context.idleLimit(true);
   } catch (error) {
     fail(error);
     throw error;

@@ -70,8 +70,8 @@ export interface RequestContext {
   app: App;
   /** Requests in flight on all connections, this one included. */
   connections: number;
-  /** Lifts the idle limit of this connection: a long prefill sends no bytes. */
-  keepOpen(): void;
+  /** Lifts the idle limit of this connection (a long prefill sends no bytes), or puts it back for what comes after the answer. */
+  idleLimit(on: boolean): void;
 }
 
 export type Handler = (context: RequestContext) => Response | Promise<Response>;

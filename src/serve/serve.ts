@@ -91,7 +91,11 @@ function eosTokens(model: LoadedModel, eosTokenId: number | null): number[] {
   return [...new Set([...model.generation.eosTokenIds, ...(eosTokenId === null ? [] : [eosTokenId])])];
 }
 
-async function serveUntilStopped(app: App, server: Server, loaded: LoadedEngine, stop: StopSignal, url: string): Promise<number> {
+/**
+ * From a loaded model to the end: admits requests until a stop signal or a failure of the engine.
+ * @returns exit code: 0 after a stop, 1 after a failure
+ */
+export async function serveUntilStopped(app: App, server: Server, loaded: LoadedEngine, stop: StopSignal, url: string): Promise<number> {
   const { engine, model, tokenizer, servedName } = loaded;
   const failed = Promise.withResolvers<EngineError>();
   engine.onFailure((error) => {

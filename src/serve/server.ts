@@ -11,7 +11,6 @@ import { completions } from "./openai/completions.ts";
 
 const log = logger("layerscale::serve");
 
-/** Seconds after which a kept-alive connection without a request is closed. */
 const IDLE_SECONDS = 30;
 /** Above any Content-Length, so that refusing a large body is ours to do, with an envelope. */
 const RUNTIME_BODY_LIMIT = Number.MAX_SAFE_INTEGER;
@@ -38,24 +37,28 @@ export interface ListenOptions {
   host: string;
   /** 0 = any free port. */
   port: number;
+  /** Seconds after which a kept-alive connection without a request is closed. */
+  idleSeconds?: number;
 }
 
 /** Starts to listen. @throws the runtime's error when the address cannot be bound */
-export function listen(app: App, { host, port }: ListenOptions): Server<undefined> {
+export function listen(app: App, { host, port, idleSeconds = IDLE_SECONDS }: ListenOptions): Server<undefined> {
   return Bun.serve({
     hostname: host,
     port,
-    idleTimeout: IDLE_SECONDS,
+    idleTimeout: idleSeconds,
     maxRequestBodySize: RUNTIME_BODY_LIMIT,
     development: false,
-    fetch: (request, server) => handle(app, request, server),
+    // Without it, development: false lets a second process bind the same port and take half of the connections.
+    reusePort: false,
+    fetch: (request, server) => handle(app, request, server, idleSeconds),
     error: () => errorResponse(new HttpError(500, "api_error", "internal error"), "", newRequestId()),
   });
 }
 
 const newRequestId = (): string => `req_${randomUUID().replaceAll("-", "")}`;
 
-async function handle(app: App, request: Request, server: Server<undefined>): Promise<Response> {
+async function handle(app: App, request: Request, server: Server<undefined>, idleSeconds: number): Promise<Response> {
   const requestId = newRequestId();
   const path = pathOf(request.url);
   const context: RequestContext = {
@@ -64,7 +67,7 @@ async function handle(app: App, request: Request, server: Server<undefined>): Pr
     requestId,
     app,
     connections: server.pendingRequests,
-    keepOpen: () => server.timeout(request, 0),
+    idleLimit: (on) => server.timeout(request, on ? idleSeconds : 0),
   };
   let response: Response;
   try {

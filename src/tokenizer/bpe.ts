@@ -1,4 +1,4 @@
-import { arrayAt, fail, flagAt, isObject, objectAt, tokenIdOf } from "./json-fields.ts";
+import { arrayAt, fail, flagAt, isObject, MAX_TOKEN_ID, objectAt, tokenIdOf } from "./json-fields.ts";
 import type { Json } from "./json-fields.ts";
 import { MergeTable } from "./merge-table.ts";
 
@@ -26,9 +26,7 @@ export class Bpe {
   readonly #cache = new Map<string, readonly number[]>();
 
   constructor(config: Json) {
-    const vocab = new Map<string, number>();
-    for (const [token, id] of Object.entries(objectAt(config, "vocab", "model.vocab")))
-      vocab.set(token, tokenIdOf(id, `model.vocab[${JSON.stringify(token)}]`));
+    const vocab = readVocab(objectAt(config, "vocab", "model.vocab"));
     this.vocab = vocab;
     const unk = config["unk_token"] ?? null;
     if (unk !== null && typeof unk !== "string") fail("model.unk_token", unk, "a string or null");
@@ -43,6 +41,10 @@ export class Bpe {
 
   #readMerges(merges: unknown[]): MergeTable {
     const table = new MergeTable(merges.length);
+    const tokens: string[] = [];
+    for (const [token, id] of this.vocab) tokens[id] = token;
+    // Trained vocabularies list tokens in the order of their merges: the next id is the usual one, no text is joined then.
+    let usual = -1;
     merges.forEach((merge, rank) => {
       let left: unknown, right: unknown;
       if (typeof merge === "string") {
@@ -54,10 +56,14 @@ export class Bpe {
       if (typeof left !== "string" || typeof right !== "string") fail(`model.merges[${rank}]`, merge, "two tokens");
       const leftId = this.vocab.get(left);
       const rightId = this.vocab.get(right);
-      const merged = this.vocab.get(left + right.slice(this.#prefix.length));
+      const next = tokens[usual];
+      const expected =
+        next !== undefined && this.#prefix === "" && next.length === left.length + right.length && next.startsWith(left) && next.endsWith(right);
+      const merged = expected ? usual : this.vocab.get(left + right.slice(this.#prefix.length));
       if (leftId === undefined || rightId === undefined || merged === undefined)
         fail(`model.merges[${rank}]`, merge, "tokens of model.vocab whose join is one too");
       table.set(leftId, rightId, rank, merged);
+      usual = merged + 1;
     });
     return table;
   }
@@ -158,6 +164,16 @@ export class Bpe {
     }
     return Array.from(ids).filter((id) => id !== -1);
   }
+}
+
+function readVocab(entries: Json): Map<string, number> {
+  const vocab = new Map<string, number>();
+  for (const token of Object.keys(entries)) {
+    const id = entries[token];
+    if (typeof id !== "number" || !Number.isInteger(id) || id < 0 || id > MAX_TOKEN_ID) tokenIdOf(id, `model.vocab[${JSON.stringify(token)}]`);
+    vocab.set(token, id as number);
+  }
+  return vocab;
 }
 
 function affix(config: Json, key: string): string {

@@ -76,19 +76,19 @@ export class ChatTemplate {
   }
 
   #render({ messages, tools, addGenerationPrompt, ...variables }: ChatParams, makeText: (s: string, key: string) => Text): Text {
-    const scope = new Scope();
-    declareGlobals(scope, this.#now);
-    for (const [name, value] of this.#tokens) scope.set(name, fromJs(value, Text.of));
-    scope.set("messages", fromJs(messages, makeText));
-    scope.set("tools", fromJs(tools ?? null, makeText));
-    scope.set("documents", null);
-    scope.set("add_generation_prompt", addGenerationPrompt ?? true);
-    for (const [name, value] of Object.entries(variables)) if (value !== undefined) scope.set(name, fromJs(value, makeText, name));
     try {
+      const scope = new Scope();
+      declareGlobals(scope, this.#now);
+      for (const [name, value] of this.#tokens) scope.set(name, fromJs(value, Text.of));
+      scope.set("messages", fromJs(messages, makeText));
+      scope.set("tools", fromJs(tools ?? null, makeText));
+      scope.set("documents", null);
+      scope.set("add_generation_prompt", addGenerationPrompt ?? true);
+      for (const [name, value] of Object.entries(variables)) if (value !== undefined) scope.set(name, fromJs(value, makeText, name));
       return new Interpreter().run(tools ? this.#toolProgram : this.#program, scope);
     } catch (error) {
       if (error instanceof TemplateError) throw error;
-      // A stack overflow of a macro that calls itself, a break outside of a loop.
+      // A stack overflow (a macro that calls itself, messages nested too deep), a break outside of a loop.
       throw new TemplateError(`chat template: ${(error as Error).message}`);
     }
   }

@@ -15,7 +15,8 @@ export class FrameError extends Error {
 }
 
 const utf8 = new TextDecoder("utf-8", { fatal: true });
-const NUL = 0;
+/** "<id hex>/<endpoint>" is far shorter; other protocols' first bytes read as a longer path. */
+const MAX_PATH_BYTES = 4096;
 
 function readHeaders(bytes: Uint8Array): Record<string, string> {
   if (bytes.length === 0) return {};
@@ -55,7 +56,7 @@ export class FrameDecoder {
     const bytes = this.#queue.peek();
     if (bytes.length < 2) return null;
     const pathBytes = bytes.readUInt16BE(0);
-    if (pathBytes === NUL) throw new FrameError("frame with an empty path");
+    if (pathBytes === 0 || pathBytes > MAX_PATH_BYTES) throw new FrameError(`path of ${pathBytes} bytes, expected 1 to ${MAX_PATH_BYTES}`);
     this.#limit(8 + pathBytes);
     const headersAt = 2 + pathBytes + 2;
     if (bytes.length < headersAt) return null;

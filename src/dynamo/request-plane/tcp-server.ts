@@ -91,8 +91,9 @@ export class TcpRequestPlane {
       try {
         for (const frame of decoder.push(chunk)) this.#accept(frame, socket);
       } catch (error) {
-        if (!(error instanceof FrameError)) throw error;
-        log.warn("request connection closed: not a request frame", { error, peer: socket.remoteAddress });
+        // Whatever it is, it costs this connection and nothing else: acknowledgements may be out of order now.
+        const at = error instanceof FrameError ? "warn" : "error";
+        log[at]("request connection closed: not a request frame", { error, peer: socket.remoteAddress });
         socket.destroy();
         return;
       }

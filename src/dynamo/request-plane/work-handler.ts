@@ -33,6 +33,7 @@ export type Work = (body: unknown, context: WorkContext) => AsyncGenerator<unkno
 /** Requests that may be in work at once; far above what an engine runs, so that its queue decides. */
 export const MAX_IN_FLIGHT = 10_000;
 
+const EMPTY = Buffer.alloc(0);
 const log = logger("layerscale::dynamo::work_handler");
 
 /** Nanoseconds since the epoch, as the frontend stamped them; null when absent or nonsense. */
@@ -94,7 +95,7 @@ export class WorkHandler {
   async idle(timeoutMs: number): Promise<boolean> {
     let timer: ReturnType<typeof setTimeout> | undefined;
     const late = new Promise<boolean>((resolve) => (timer = setTimeout(() => resolve(false), timeoutMs)));
-    const done = Promise.all([...this.#running.keys()]).then(() => true);
+    const done = Promise.all(this.#running.keys()).then(() => true);
     const result = await Promise.race([done, late]);
     clearTimeout(timer);
     return result;
@@ -133,10 +134,14 @@ export class WorkHandler {
       return stream.send(bytes);
     };
     let failure: ProtocolError | null = null;
+    // A client may have left before its answer was opened.
+    if (stream.cancelled !== null) return;
     try {
       let body: unknown;
       try {
         body = control.codec.decode(request.body);
+        // The bytes of a long prompt need not live as long as its answer.
+        request.body = EMPTY;
       } catch (error) {
         this.metrics.failed("deserialization");
         throw invalid(`request body is not ${control.codec.name}: ${(error as Error).message}`);

@@ -9,7 +9,7 @@ import type { Serving } from "../serving.ts";
 import { collectText, generateText, type TextDelta } from "./generation.ts";
 import { chatLogprobs } from "./logprobs.ts";
 import { readMessages } from "./messages.ts";
-import { anything, checkContext, commonFields, expected, fieldTable, neutral, parseFields, readStops, samplingOf } from "./schema.ts";
+import { anything, checkContext, checkTextLength, commonFields, expected, fieldTable, neutral, parseFields, readStops, samplingOf } from "./schema.ts";
 import { refuseTools } from "./tools.ts";
 import { usageObject } from "./usage.ts";
 
@@ -76,6 +76,7 @@ function readChat(serving: Serving, body: JsonBody): ChatCall {
   const top = read.top_logprobs ?? 0;
   if (top > 0 && read.logprobs !== true) throw expected("top_logprobs", "logprobs to be true beside it", top);
   const sampling = samplingOf(serving, body, read, read.max_tokens ?? read.max_completion_tokens ?? null, read.logprobs === true ? top : null);
+  checkTextLength(serving, messages.reduce((sum, message) => sum + (message.content as string).length, 0), "messages");
   const promptTokenIds = serving.codec.encodeChat({ messages, kwargs: templateKwargs(read) });
   checkContext(serving, promptTokenIds.length, "messages");
   return { promptTokenIds, sampling, stops: readStops(read.stop), stream: read.stream ?? false, includeUsage: read.stream_options?.include_usage === true };

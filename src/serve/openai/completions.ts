@@ -8,7 +8,7 @@ import { type JsonBody, parseJsonObject } from "../json.ts";
 import type { Serving } from "../serving.ts";
 import { type AnswerToken, collectText, generateText, merge, type TextDelta } from "./generation.ts";
 import { classicLogprobs } from "./logprobs.ts";
-import { anything, checkContext, commonFields, expected, fieldTable, neutral, parseFields, readStops, samplingOf } from "./schema.ts";
+import { anything, checkContext, checkTextLength, commonFields, expected, fieldTable, neutral, parseFields, readStops, samplingOf } from "./schema.ts";
 import { sumUsage, usageObject } from "./usage.ts";
 
 const MAX_LOGPROBS = 5;
@@ -71,6 +71,7 @@ async function encodePrompts(serving: Serving, prompts: CompletionCall["prompts"
   const encoded: number[][] = [];
   for (const [i, prompt] of prompts.entries()) {
     if (i > 0) await new Promise((resolve) => setImmediate(resolve));
+    if (typeof prompt === "string") checkTextLength(serving, prompt.length, "prompt");
     const ids = typeof prompt === "string" ? serving.codec.encode(prompt) : prompt;
     if (ids.length === 0) throw badRequest(`prompt: expected at least one token, got ${JSON.stringify(prompt)}`, "prompt", "empty_prompt");
     checkContext(serving, ids.length, "prompt");

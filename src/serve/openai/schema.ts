@@ -156,6 +156,15 @@ export function samplingOf(serving: Serving, body: JsonBody, fields: CommonField
   };
 }
 
+/** More bytes than any token of a known vocabulary stands for (the longest are runs of 128 spaces). */
+const MAX_TOKEN_BYTES = 256;
+
+/** Refuses a text that cannot fit whatever its tokens are, before time is spent on tokenizing it. @throws HttpError 400 */
+export function checkTextLength(serving: Serving, characters: number, param: string): void {
+  if (characters < serving.contextLength * MAX_TOKEN_BYTES) return;
+  throw badRequest(`the prompt has ${characters} characters; the context of ${serving.name} has ${serving.contextLength} tokens`, param, "context_length_exceeded");
+}
+
 /** @throws HttpError 400 with both numbers when nothing would fit behind the prompt */
 export function checkContext(serving: Serving, tokens: number, param: string): void {
   if (tokens < serving.contextLength) return;

@@ -1,5 +1,6 @@
 import { TemplateError } from "../errors.ts";
 import { runFilter } from "./filters.ts";
+import { loopObjects } from "./loop.ts";
 import { methodOf } from "./methods.ts";
 import { binary, slice } from "./operators.ts";
 import { NOT_TEST_FILTER, TEST_FILTER } from "./program.ts";
@@ -7,7 +8,7 @@ import type { Node } from "./program.ts";
 import { Scope } from "./scope.ts";
 import { runTest } from "./tests.ts";
 import { Text } from "./text.ts";
-import { Callable, Dict, equal, Float, itemsOf, Namespace, numberOf, numeric, str, truthy, Tuple, typeName, Undefined } from "./values.ts";
+import { Callable, Dict, Float, itemsOf, Namespace, numberOf, numeric, str, truthy, Tuple, typeName, Undefined } from "./values.ts";
 import type { Kwargs, Value } from "./values.ts";
 
 class LoopControl extends Error {
@@ -88,34 +89,12 @@ export class Interpreter {
         return truthy(this.#value(node(iterable["test"]), scope));
       });
     if (items.length === 0) return this.#block(nodes(statement["defaultBlock"]), outer, sink);
-    let changed: Value[] | null = null;
+    const loop = loopObjects(items);
     for (let i = 0; i < items.length; i++) {
       // A fresh scope per round: what a round sets is gone in the next.
       const scope = new Scope(outer);
       this.#assign(target, items[i]!, scope);
-      const attributes = new Map<string, Value>([
-        ["index", i + 1],
-        ["index0", i],
-        ["revindex", items.length - i],
-        ["revindex0", items.length - i - 1],
-        ["first", i === 0],
-        ["last", i === items.length - 1],
-        ["length", items.length],
-        ["depth", 1],
-        ["depth0", 0],
-        ["previtem", i > 0 ? items[i - 1]! : new Undefined("there is no previous item")],
-        ["nextitem", i + 1 < items.length ? items[i + 1]! : new Undefined("there is no next item")],
-        ["cycle", new Callable("cycle", (args) => args.length > 0 ? args[i % args.length]! : raise("no items for cycling given"))],
-        [
-          "changed",
-          new Callable("changed", (args) => {
-            const same = changed !== null && equal(changed, args);
-            changed = args;
-            return !same;
-          }),
-        ],
-      ]);
-      scope.set("loop", new Callable("loop", () => raise("The loop must have the 'recursive' marker to be called recursively."), attributes));
+      scope.set("loop", loop(i));
       try {
         this.#block(nodes(statement["body"]), scope, sink);
       } catch (error) {

@@ -8,11 +8,9 @@ export class Scope {
   constructor(readonly parent: Scope | null = null) {}
 
   get(name: string): Value {
-    for (let scope: Scope | null = this; scope; scope = scope.parent) {
-      const value = scope.#variables.get(name);
-      if (value !== undefined) return value;
-    }
-    return new Undefined(`'${name}' is undefined`);
+    const value = this.#variables.get(name);
+    if (value !== undefined) return value;
+    return this.parent ? this.parent.get(name) : new Undefined(`'${name}' is undefined`);
   }
 
   set(name: string, value: Value): void {

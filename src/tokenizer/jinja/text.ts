@@ -62,10 +62,7 @@ export class Text {
 
   /** HTML-escaped, unless marked safe. */
   escaped(): Text {
-    if (this.markup) return this;
-    let text: Text = this;
-    for (const [from, to] of ESCAPES) text = text.replace(from, Text.of(to));
-    return text;
+    return this.markup ? this : ESCAPES.reduce<Text>((text, [from, to]) => text.replace(from, Text.of(to)), this);
   }
 
   /** Cut at each occurrence of `separator` (not empty), at most `limit` times. */

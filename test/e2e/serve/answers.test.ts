@@ -143,18 +143,20 @@ test("clients that leave give their pages back, whatever they were waiting for",
   expect(after.requests_cancelled - before.requests_cancelled).toBeGreaterThanOrEqual(20);
 }, LIMIT);
 
-test("a stream is ended within two steps of its client's leaving", async () => {
+test("a stream ends with its client, far from its end", async () => {
   await idle();
   const body = JSON.stringify({ messages: user("Go on and on."), stream: true, max_tokens: 4000, ignore_eos: true });
   const socket = connect({ host: "127.0.0.1", port: Number(new URL(server.url).port) });
   socket.on("error", () => {});
   socket.write(`POST ${CHAT} HTTP/1.1\r\nHost: test\r\nContent-Length: ${Buffer.byteLength(body)}\r\n\r\n${body}`);
   await new Promise<void>((resolve) => socket.once("data", () => resolve()));
+  const before = await server.gauge("layerscale_generated_tokens_total");
   socket.destroy();
-  await eventually(async () => (await server.gauge("layerscale_kv_pages_held")) === 0, "the pages to come back", 5_000);
-  // Far from the 4,000 tokens that were asked for.
-  expect((await server.gauge("layerscale_generated_tokens_total")) > 0).toBe(true);
   await idle();
+  // Tokens are counted when a sequence ends. The first ones left before the socket closed; a request nobody stops would make 4,000.
+  const generated = (await server.gauge("layerscale_generated_tokens_total")) - before;
+  expect(generated).toBeGreaterThan(0);
+  expect(generated).toBeLessThan(1000);
 }, LIMIT);
 
 test("32 requests at once, streamed and not, over both routes", async () => {

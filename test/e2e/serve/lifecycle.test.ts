@@ -64,7 +64,7 @@ test("a model that cannot be loaded is a clear line and exit code 1, also after 
 
 test("SIGTERM lets a running stream finish, refuses new requests, then exits 0", async () => {
   await using server = await serveModel();
-  const response = await server.post("/v1/chat/completions", { ...LONG, max_tokens: 200 });
+  const response = await server.post("/v1/chat/completions", { ...LONG, max_tokens: 60 });
   const reader = response.body!.getReader();
   const decoder = new TextDecoder();
   let text = decoder.decode((await reader.read()).value, { stream: true });

@@ -48,7 +48,7 @@ describe("request frames", () => {
     expect(() => new FrameDecoder(MAX).push(encodeFrame({ path: "p", headers: {}, payload: Buffer.alloc(MAX - 10) }))).toThrow(FrameError);
   });
   test("what is no frame is refused", () => {
-    for (const hex of ["0000", "0001ff0000" + "00000000", "000161" + "0001" + "7b" + "00000000", "000161" + "0002" + "5b5d" + "00000000"])
+    for (const hex of ["0000", "0001ff0000" + "00000000", "000161" + "0001" + "7b" + "00000000", "000161" + "0002" + "5b5d" + "00000000", "1001"])
       expect(() => new FrameDecoder(MAX).push(Buffer.from(hex, "hex"))).toThrow(FrameError);
     expect(() => new FrameDecoder(MAX).push(Buffer.from("GET / HTTP/1.1\r\n"))).toThrow(FrameError);
   });

@@ -175,7 +175,8 @@ describe("refusals", () => {
     expect((await refused(worker, null, Buffer.from("{broken"))).error_type).toEqual({ Backend: "InvalidArgument" });
     expect((await refused(worker, null, Buffer.from([0xff]))).error_type).toEqual({ Backend: "InvalidArgument" });
     expect((await (await PlaneCall.send(worker.address, requestBody())).done()).tokens.length).toBe(4);
-    expect(await family(worker, 'layerscale_requests_total{outcome="failed",route="dynamo"}')).toBeNull();
+    // What could be read as a request counts as a failed one.
+    expect(await family(worker, 'layerscale_requests_total{outcome="failed",route="dynamo"}')).toBe(3);
     expect(worker.engine.stats().running).toBe(0);
   });
   test("an unknown endpoint and a malformed control header fail fast, in the acknowledgement", async () => {
@@ -256,7 +257,7 @@ describe("hostile peers", () => {
     const [host, port] = worker.address.split("/")[0]!.split(":") as [string, string];
     const claims = Buffer.concat([Buffer.from("000161" + "0000", "hex"), Buffer.from("7fffffff", "hex")]);
     const badTwoPart = encodeFrame({ path: worker.address.slice(worker.address.indexOf("/") + 1), headers: {}, payload: Buffer.alloc(10) });
-    for (const junk of [Buffer.from("GET / HTTP/1.1\r\nhost: x\r\n\r\n".padEnd(30_000, "x")), Buffer.alloc(4000), claims, badTwoPart]) {
+    for (const junk of [Buffer.from("GET / HTTP/1.1\r\nhost: x\r\n\r\n"), Buffer.alloc(4000), claims, badTwoPart]) {
       const socket = connect(Number(port), host);
       let closed = false;
       socket.on("close", () => (closed = true)).on("error", () => {});

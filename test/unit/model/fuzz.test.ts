@@ -13,9 +13,9 @@ afterAll(() => {
   rmSync(scratch, { recursive: true });
   setLogSink((line) => void process.stderr.write(line + "\n"));
 });
-/** Per test; the long version of the proofs sets more. */
-const ROUNDS = Number(process.env.LAYERSCALE_FUZZ_ROUNDS ?? 400);
-const DEADLINE_MS = 120_000;
+/** Per test; the proofs run longer. */
+const ROUNDS = process.env.LAYERSCALE_PROOFS ? 20_000 : 400;
+const DEADLINE_MS = process.env.LAYERSCALE_PROOFS ? 1_800_000 : 120_000;
 
 /** A reproducible stream of integers below a limit. */
 function stream(seed: number): (limit: number) => number {

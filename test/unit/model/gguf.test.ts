@@ -19,6 +19,8 @@ afterEach(() => {
   }
 });
 afterAll(() => rmSync(scratch, { recursive: true }));
+/** For tests that read a real tokenizer of 10 MB. */
+const DEADLINE_MS = 120_000;
 let count = 0;
 const llama = tinyModel("tiny-llama");
 /** A tiny GGUF with entries replaced or added. */
@@ -50,6 +52,13 @@ describe("spec and weights", () => {
       expect(model.weights.tensors.find((tensor) => tensor.name === "blk.0.attn_norm.weight")!.dtype).toBe("f32");
       expect(q.offset % 32).toBe(0);
     });
+  test.skipIf(!process.env.LAYERSCALE_TEST_GGUF)("the default model", async () => {
+    const model = await openModel(process.env.LAYERSCALE_TEST_GGUF!);
+    expect(model.spec).toMatchObject({ architecture: "llama", hidden: 576, layers: 30, heads: 9, kvHeads: 3, headDim: 64, vocab: 49152, maxContext: 8192, tiedEmbeddings: true });
+    expect(model).toMatchObject({ dtype: "q4_1", generation: { eosTokenIds: [2] } });
+    expect(model.weights.tensors.length).toBe(272);
+    expect(model.assets.chatTemplate).toStartWith("{% for message in messages %}");
+  }, DEADLINE_MS);
   test("version 2, and a name without .gguf", async () => {
     const path = writeTinyGguf(join(scratch, "v2.bin"), llama, "f32", 2);
     expect((await openModel(path)).format).toBe("gguf");
@@ -92,7 +101,7 @@ describe("tokenizer and settings", () => {
     expect((await openModel(withEntries())).generation).toMatchObject({ temperature: null, topP: null });
   });
   test("unused tokens are padding: no text of theirs", async () => {
-    const types = new Array<number>(384).fill(1).map((type, id) => (id >= 380 ? 5 : id >= 256 && id < 260 ? 3 : type));
+    const types = Array.from({ length: 384 }, (_, id) => (id >= 380 ? 5 : id >= 256 && id < 260 ? 3 : 1));
     const { assets } = await openModel(withEntries({ key: "tokenizer.ggml.token_type", type: "INT32", value: types }));
     const { vocab } = (assets.tokenizerJson as { model: { vocab: Record<string, number> } }).model;
     expect(Object.keys(vocab).length).toBe(380);
@@ -141,7 +150,7 @@ describe("tokenizer and settings", () => {
       const template = (json: Json) => json.post_processor?.processors?.find((processor) => processor.type === "TemplateProcessing") ?? null;
       if (pre === "llama-bpe") expect(made.post_processor).toMatchObject({ single: template(real)!.single! });
       else expect(made.post_processor).toBe(null);
-    });
+    }, DEADLINE_MS);
 });
 
 describe("files for a model card", () => {
@@ -186,6 +195,7 @@ describe("files for a model card", () => {
   test("the default place is the user's cache directory", async () => {
     process.env.XDG_CACHE_HOME = join(scratch, "xdg");
     expect((await open()).assets.materialize().config).toStartWith(join(scratch, "xdg", "layerscale", "gguf") + "/");
+    expect((await open()).assets.materialize("").config).toStartWith(join(scratch, "xdg", "layerscale", "gguf") + "/");
     process.env.XDG_CACHE_HOME = "relative/counts/as/unset";
     process.env.HOME = join(scratch, "home");
     expect((await open()).assets.materialize().config).toStartWith(join(scratch, "home", ".cache", "layerscale", "gguf") + "/");

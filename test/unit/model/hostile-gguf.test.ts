@@ -31,6 +31,7 @@ function u64(value: bigint): Buffer {
   out.writeBigUInt64LE(value);
   return out;
 }
+const repeat = <T>(value: T, length: number): T[] => Array.from({ length }, () => value);
 const MAGIC = Buffer.from("GGUF");
 /** Magic, version 3, counts, then whatever follows. */
 const header = (tensors: bigint, keys: bigint, ...rest: Uint8Array[]) => file(Buffer.concat([MAGIC, u32(3), u64(tensors), u64(keys), ...rest, Buffer.alloc(256)]));
@@ -163,11 +164,11 @@ describe("tokenizer", () => {
     await refuse(without(key("tokens")), key("tokens"), /missing/);
     await refuse(set(key("tokens"), "STRING", []), key("tokens"));
     await refuse(set(key("tokens"), "UINT8", [1, 2, 3]), key("tokens"), /strings/);
-    await refuse(set(key("tokens"), "STRING", new Array(385).fill("x")), key("tokens"), /384 rows/);
+    await refuse(set(key("tokens"), "STRING", repeat("x", 385)), key("tokens"), /384 rows/);
     await refuse(edited((entries) => entries.map((entry) => (entry.key === key("tokens") ? { ...entry, value: ["A", ...(entry.value as string[]).slice(1)] } : entry))), key("tokens"), /same text/);
-    await refuse(set(key("token_type"), "FLOAT32", new Array(384).fill(1)), key("token_type"), /FLOAT32/);
+    await refuse(set(key("token_type"), "FLOAT32", repeat(1, 384)), key("token_type"), /FLOAT32/);
     await refuse(set(key("token_type"), "INT32", [1]), key("token_type"), /1 entries/);
-    await refuse(set(key("scores"), "UINT8", new Array(384).fill(1)), key("scores"), /UINT8.*FLOAT32/);
+    await refuse(set(key("scores"), "UINT8", repeat(1, 384)), key("scores"), /UINT8.*FLOAT32/);
     await refuse(set(key("scores"), "FLOAT32", [0]), key("scores"), /1 entries/);
     await refuse(without(key("merges")), key("merges"), /missing/);
     for (const merge of ["ab", " a", "a ", "a b c", ""]) await refuse(set(key("merges"), "STRING", [merge]), key("merges"), /entry 0/);
@@ -212,8 +213,8 @@ describe("tensors", () => {
       return path;
     };
     await refuse(broken([4], [1, 1, 1, 1]), 'tensor "rope_freqs.weight"', /expected F32 of \[16\]/);
-    await refuse(broken([16], new Array(16).fill(0)), 'tensor "rope_freqs.weight"', /value 0 is 0/);
-    await refuse(broken([16], new Array(16).fill(NaN)), 'tensor "rope_freqs.weight"', /NaN/);
+    await refuse(broken([16], repeat(0, 16)), 'tensor "rope_freqs.weight"', /value 0 is 0/);
+    await refuse(broken([16], repeat(NaN, 16)), 'tensor "rope_freqs.weight"', /NaN/);
   });
 });
 

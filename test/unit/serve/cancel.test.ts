@@ -1,6 +1,8 @@
-import { expect, test } from "bun:test";
+import { expect, setDefaultTimeout, test } from "bun:test";
 import { connect } from "node:net";
 import { says, startServer, until, type TestServer } from "./support/test-server.ts";
+
+setDefaultTimeout(60_000);
 
 const LONG = says("word ".repeat(400));
 const body = JSON.stringify({ messages: [{ role: "user", content: "hi" }], stream: true, ignore_eos: true });

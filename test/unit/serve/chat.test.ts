@@ -1,6 +1,8 @@
-import { expect, test } from "bun:test";
+import { expect, setDefaultTimeout, test } from "bun:test";
 import { bytesOf, says, sseFrames, startServer } from "./support/test-server.ts";
 import { EOS } from "./support/byte-tokenizer.ts";
+
+setDefaultTimeout(60_000);
 
 const ANSWER = "Grüße 😸 똻 ﷽, and a long tail of plain words.";
 

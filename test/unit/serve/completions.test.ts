@@ -1,6 +1,8 @@
-import { expect, test } from "bun:test";
+import { expect, setDefaultTimeout, test } from "bun:test";
 import { EOS } from "./support/byte-tokenizer.ts";
 import { bytesOf, says, sseFrames, startServer, until } from "./support/test-server.ts";
+
+setDefaultTimeout(60_000);
 
 const PATH = "/v1/completions";
 
@@ -39,6 +41,11 @@ test("prompts that cannot run are refused by name, and the next request is serve
   }
   expect(server.engine.requests).toHaveLength(0);
   expect((await server.post(PATH, { prompt: [299] })).status).toBe(200);
+  for (const [path, field] of [[PATH, { prompt: "x".repeat(64 * 256) }], ["/v1/chat/completions", { messages: [{ role: "user", content: "x".repeat(64 * 256) }] }]] as const) {
+    const { error } = (await (await server.post(path, field)).json()) as any;
+    expect(error).toMatchObject({ code: "context_length_exceeded" });
+    expect(error.message).toContain("characters");
+  }
   const long = (await (await server.post(PATH, { prompt: "x".repeat(65) })).json()) as any;
   expect(long.error).toMatchObject({ code: "context_length_exceeded", param: "prompt" });
 });

@@ -1,8 +1,11 @@
 import { connect } from "node:net";
-import { expect, test } from "bun:test";
+import { expect, setDefaultTimeout, test } from "bun:test";
 import { EngineError } from "../../../src/engine/errors.ts";
+import { listen } from "../../../src/serve/server.ts";
 import { post, rawRequest } from "./support/raw-http.ts";
 import { says, startServer, until } from "./support/test-server.ts";
+
+setDefaultTimeout(60_000);
 
 const CHAT = "/v1/chat/completions";
 
@@ -230,4 +233,27 @@ test("metrics: text format, counters by outcome and route, the four page gauges 
   expect(after.text.split("\n").filter((line) => line !== "" && !line.startsWith("#")).every((line) => line.startsWith("layerscale_"))).toBe(true);
   const health = (await (await fetch(server.url + "/health")).json()) as Record<string, number>;
   expect(health).toMatchObject({ requests_started: 3, requests_ok: 2, requests_failed: 1, requests_cancelled: 0, generated_tokens: 12, prompt_tokens: 11 });
+});
+
+test("a port that is taken is not shared", async () => {
+  await using server = startServer(says("x"));
+  expect(() => listen(server.app, { host: "127.0.0.1", port: server.port })).toThrow(expect.objectContaining({ code: "EADDRINUSE" }));
+});
+
+test("a silent answer is not cut by the idle limit, and its connection is closed once it is idle", async () => {
+  await using server = startServer(says("Hello"), { idleSeconds: 1 });
+  const idleConnection = () => rawRequest(server.port, ["GET /v1/models HTTP/1.1\r\nHost: test\r\n\r\n"]);
+  for (const stream of [true, false]) {
+    server.engine.pause();
+    const body = JSON.stringify({ messages: [{ role: "user", content: "hi" }], stream });
+    const answer = rawRequest(server.port, [post(CHAT, `Content-Length: ${body.length}\r\n`), body], undefined, 50_000);
+    await until(() => server.engine.running === 1, "the request to run");
+    // Two connections were closed for idling in the meantime: the limit has passed twice.
+    for (let i = 0; i < 2; i++) expect((await idleConnection()).closed).toBe(true);
+    expect(server.engine.running).toBe(1);
+    server.engine.resume();
+    const { text, closed } = await answer;
+    expect(text).toContain(stream ? "data: [DONE]" : '"content":"Hello"');
+    expect(closed).toBe(true);
+  }
 });

@@ -1,6 +1,8 @@
-import { expect, test } from "bun:test";
+import { expect, setDefaultTimeout, test } from "bun:test";
 import { HttpError } from "../../../src/serve/http-errors.ts";
 import { exactInteger, parseJsonObject } from "../../../src/serve/json.ts";
+
+setDefaultTimeout(60_000);
 
 const parse = (text: string) => parseJsonObject(new TextEncoder().encode(text));
 function refusal(input: string | Uint8Array): string {

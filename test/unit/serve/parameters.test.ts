@@ -1,5 +1,7 @@
-import { expect, test } from "bun:test";
+import { expect, setDefaultTimeout, test } from "bun:test";
 import { says, startServer } from "./support/test-server.ts";
+
+setDefaultTimeout(60_000);
 
 const tool = { type: "function", function: { name: "f", parameters: { type: "object" } } };
 

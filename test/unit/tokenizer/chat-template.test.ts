@@ -1,8 +1,11 @@
-import { describe, expect, test } from "bun:test";
+import { describe, expect, setDefaultTimeout, test } from "bun:test";
 import { ChatTemplate, TemplateError } from "../../../src/tokenizer/chat-template.ts";
 import type { ChatParams } from "../../../src/tokenizer/chat-template.ts";
 import { golden, TOKENIZER_NAMES, tokenizerFiles } from "../../support/tokenizers.ts";
 import type { TokenizerName } from "../../support/tokenizers.ts";
+
+// Large vocabularies on a machine that others use too.
+setDefaultTimeout(60_000);
 
 interface Case {
   template: string;
@@ -91,6 +94,12 @@ describe("what a conversation can do to a template", () => {
 
   test("a macro that never ends is an error, not a crash", () => {
     expect(() => snippet("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}")).toThrow(TemplateError);
+  });
+
+  test("messages nested too deep are an error, not a crash", () => {
+    let nested: unknown = "x";
+    for (let i = 0; i < 200_000; i++) nested = [nested];
+    expect(() => snippet("{{ messages }}", { messages: [nested] })).toThrow(TemplateError);
   });
 
   test("huge ranges and repetitions are refused", () => {

@@ -1,9 +1,12 @@
-import { describe, expect, test } from "bun:test";
+import { describe, expect, setDefaultTimeout, test } from "bun:test";
 import { Detokenizer } from "../../../src/tokenizer/detokenizer.ts";
 import type { Tokenizer } from "../../../src/tokenizer/tokenizer.ts";
 import { Utf8Stream } from "../../../src/tokenizer/utf8-stream.ts";
 import { Random } from "../../support/random.ts";
 import { realTokenizer, synthetic, syntheticTokenizer, TOKENIZER_NAMES } from "../../support/tokenizers.ts";
+
+// Large vocabularies on a machine that others use too.
+setDefaultTimeout(60_000);
 
 const HARD = "Repeat exactly: 😸 똻 é ﷽ 👨‍👩‍👧‍👦 e\u0301 \ufeff日本 <|im_end|></s> ok";
 

@@ -1,9 +1,12 @@
-import { describe, expect, test } from "bun:test";
+import { describe, expect, setDefaultTimeout, test } from "bun:test";
 import { ChatTemplate, encodeChat } from "../../../src/tokenizer/chat-template.ts";
 import type { ChatParams } from "../../../src/tokenizer/chat-template.ts";
 import { Random } from "../../support/random.ts";
 import { golden, realTokenizer, syntheticTokenizer, TOKENIZER_NAMES, tokenizerFiles } from "../../support/tokenizers.ts";
 import type { TokenizerName } from "../../support/tokenizers.ts";
+
+// Large vocabularies on a machine that others use too.
+setDefaultTimeout(60_000);
 
 const templates = golden<{ llama3_1_style: string; cases: { template: string; params: ChatParams & { add_generation_prompt: boolean } }[] }>("templates");
 

@@ -1,6 +1,9 @@
-import { describe, expect, test } from "bun:test";
+import { describe, expect, setDefaultTimeout, test } from "bun:test";
 import { createHash } from "node:crypto";
 import { golden, realTokenizer, TOKENIZER_NAMES } from "../../support/tokenizers.ts";
+
+// Large vocabularies on a machine that others use too.
+setDefaultTimeout(60_000);
 
 type IdsRow = number[] | [number, string];
 interface Golden {

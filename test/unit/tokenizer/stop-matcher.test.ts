@@ -1,6 +1,9 @@
-import { describe, expect, test } from "bun:test";
+import { describe, expect, setDefaultTimeout, test } from "bun:test";
 import { StopMatcher } from "../../../src/tokenizer/stop-matcher.ts";
 import { Random } from "../../support/random.ts";
+
+// Large vocabularies on a machine that others use too.
+setDefaultTimeout(60_000);
 
 interface Outcome {
   text: string;

@@ -1,6 +1,9 @@
-import { describe, expect, test } from "bun:test";
+import { describe, expect, setDefaultTimeout, test } from "bun:test";
 import { Detokenizer } from "../../../src/tokenizer/detokenizer.ts";
 import { synthetic, syntheticTokenizer } from "../../support/tokenizers.ts";
+
+// Large vocabularies on a machine that others use too.
+setDefaultTimeout(60_000);
 
 /** Small made-up tokenizers with the features that the real ones do not use, against Python tokenizers. */
 describe.each(Object.keys(synthetic().tokenizers))("%s", (name) => {

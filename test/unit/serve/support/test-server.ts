@@ -47,6 +47,7 @@ export interface TestServerOptions {
   bodyLimits?: BodyLimits;
   contextLength?: number;
   name?: string;
+  idleSeconds?: number;
   /** Leave the app in "loading". */
   loading?: boolean;
   defaults?: { temperature: number; topP: number };
@@ -64,7 +65,7 @@ export function startServer(script: Script, options: TestServerOptions = {}): Te
     defaults: options.defaults ?? { temperature: 0.7, topP: 0.95 },
   };
   if (!options.loading) app.start(serving);
-  const server = listen(app, { host: "127.0.0.1", port: 0 });
+  const server = listen(app, { host: "127.0.0.1", port: 0, ...(options.idleSeconds !== undefined && { idleSeconds: options.idleSeconds }) });
   const url = server.url.origin;
   const post = (path: string, body: unknown, headers: Record<string, string> = {}) =>
     fetch(url + path, { method: "POST", headers: { "content-type": "application/json", ...headers }, body: typeof body === "string" ? body : JSON.stringify(body) });
