@@ -19,13 +19,13 @@ float *thread_scratch(size_t floats) {
 
 }  // namespace
 
-const AttentionKernels &attention_for(Isa isa) { return isa == Isa::avx2 ? kAttention_avx2 : kAttention_avx512; }
+const AttentionKernels &attention_for(Isa isa) { return isa == Isa::avx2 ? kAttention_avx2 : isa == Isa::avx512 ? kAttention_avx512 : kAttention_amx; }
 
 size_t attention_scratch_floats(uint32_t rows, uint32_t head_dim) {
   const size_t padded = (head_dim + 15) / 16 * 16;
-  // q tiles and folded sums of every row, largest and sum of every row; scores and V sums of one tile (16 rows at most);
+  // q tiles and folded sums of every row, largest and sum of every row; scores, weights and V sums of one pass (32 rows at most);
   // one partition of K and V as f32, and room for a last vector to run over.
-  return static_cast<size_t>(rows + 16) * (2 * padded + 2) + 16 * (kPartition + padded) + 2 * static_cast<size_t>(kPartition) * head_dim + 256;
+  return static_cast<size_t>(rows + 16) * (2 * padded + 2) + 48 * (kPartition + padded) + 2 * static_cast<size_t>(kPartition) * head_dim + 256;
 }
 
 void Attention::plan(const std::vector<AttentionSequence> &sequences, uint32_t threads) {

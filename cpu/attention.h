@@ -43,8 +43,10 @@ struct AttentionKernels {
   // Folds partial results of all partitions (item.partial, item.part_begin == 0) and writes out.
   void (*fold)(const AttentionItem &item, float *scratch);
 };
-extern const AttentionKernels kAttention_avx2, kAttention_avx512;
-extern const AttentionKernels kAttention_emu512;  // 16-lane source on AVX2, linked into tests only
+extern const AttentionKernels kAttention_avx2, kAttention_avx512, kAttention_amx;
+// The 16-lane and the tile source on an AVX2 machine, linked into tests only.
+extern const AttentionKernels kAttention_emu512, kAttention_emuamx;
+// amx: bf16 pages with a head_dim that is a multiple of 32 go through tiles, where q and the weights are rounded to bf16.
 const AttentionKernels &attention_for(Isa isa);
 
 size_t attention_scratch_floats(uint32_t rows, uint32_t head_dim);

@@ -35,34 +35,52 @@ LS_SIMD_INLINE void load_pairs(const uint16_t *p, vf &even, vf &odd) {
   odd = as_float(andi(raw, set1i(static_cast<int32_t>(0xffff0000u))));
 }
 
+// Only the first (0) or the second (1) of each pair.
+template <int Half>
+LS_SIMD_INLINE vf load_half(const uint16_t *p) {
+  if constexpr (Half == 0) return as_float(shl32<16>(loadi(p)));
+  return as_float(andi(loadi(p), set1i(static_cast<int32_t>(0xffff0000u))));
+}
+
 // Places of the pages of one partition. f32 sources: floats; bf16 sources: bf16 pairs (see kv_memory.h).
 struct Places {
   const void *k[kPartitionPages], *v[kPartitionPages];
 };
 
+// Where a tile's K and V come from. stream: f32 pages read once, the next page being prefetched (pages lie anywhere, so the hardware sees no
+// stream); pairs: the same for bf16 pages; reuse: f32 that many tiles read, from the second level cache.
+enum Source { reuse, stream, pairs };
+
+// One of the two dims of a pair, for P pages: few enough values at a time that sums, keys and the query fit the registers.
+template <int Half, int R, int P>
+LS_SIMD_INLINE void score_halves(const float *q, const void *const *k, uint32_t d, vf (&acc)[R][P * kPageVectors]) {
+  for (int p = 0; p < P; ++p) {
+    vf key[kPageVectors];
+    for (int v = 0; v < kPageVectors; ++v) key[v] = load_half<Half>(static_cast<const uint16_t *>(k[p]) + d * 16 + v * 2 * W);
+    for (int r = 0; r < R; ++r) {
+      const vf x = set1(q[r]);
+      for (int v = 0; v < kPageVectors; ++v) acc[r][p * kPageVectors + v] = fma(x, key[v], acc[r][p * kPageVectors + v]);
+    }
+  }
+}
+
 // s[r][16 * page ..] = sum over d of q[d][r] * K[d][key], P pages at once, d in order.
-template <bool BF, int R, int P>
-LS_SIMD_INLINE void score_pages(const float *q, const void *const *k, uint32_t head_dim, float *s) {
+template <Source S, int R, int P>
+LS_SIMD_INLINE void score_pages(const float *q, const void *const *k, const void *const *next, uint32_t head_dim, float *s) {
   vf acc[R][P * kPageVectors];
   for (int r = 0; r < R; ++r)
     for (int j = 0; j < P * kPageVectors; ++j) acc[r][j] = zero();
-  if constexpr (BF) {
-    for (uint32_t d = 0; d < head_dim; d += 2, q += 2 * R) {
-      for (int p = 0; p < P; ++p) {
-        for (int v = 0; v < kPageVectors; ++v) {
-          vf even, odd;
-          load_pairs(static_cast<const uint16_t *>(k[p]) + d * 16 + v * 2 * W, even, odd);
-          for (int r = 0; r < R; ++r) {
-            vf &a = acc[r][p * kPageVectors + v];
-            a = fma(set1(q[r]), even, a);
-            a = fma(set1(q[R + r]), odd, a);
-          }
-        }
-      }
+  if constexpr (S == pairs) {
+    for (uint32_t d = 0; d < head_dim; d += 2) {
+      for (int p = 0; p < P; ++p) prefetch(static_cast<const uint16_t *>(next[p]) + d * 16);
+      score_halves<0, R, P>(q, k, d, acc);
+      score_halves<1, R, P>(q + R, k, d, acc);
+      q += 2 * R;
     }
   } else {
     for (uint32_t d = 0; d < head_dim; ++d, q += R) {
       vf key[P * kPageVectors];
+      for (int p = 0; p < P && S == stream; ++p) prefetch(static_cast<const float *>(next[p]) + d * 16);
       for (int p = 0; p < P; ++p)
         for (int v = 0; v < kPageVectors; ++v) key[p * kPageVectors + v] = load(static_cast<const float *>(k[p]) + d * 16 + v * W);
       for (int r = 0; r < R; ++r) {
@@ -75,38 +93,57 @@ LS_SIMD_INLINE void score_pages(const float *q, const void *const *k, uint32_t h
     for (int j = 0; j < P * kPageVectors; ++j) store(s + r * kScoreStride + j * W, acc[r][j]);
 }
 
-template <bool BF, int R>
+template <Source S, int R>
 static void scores(const float *q, const Places &at, uint32_t pages, uint32_t head_dim, float *s) {
   // Enough independent sums to hide the latency of a multiply-add, no more than there are registers.
   constexpr int kSums = W == 16 ? 24 : 12, kFit = kSums / (R * kPageVectors), P = kFit >= 4 ? 4 : kFit >= 2 ? kFit : 1;
   uint32_t p = 0;
-  for (; p + P <= pages; p += P) score_pages<BF, R, P>(q, at.k + p, head_dim, s + p * 16);
+  for (; p + P <= pages; p += P) score_pages<S, R, P>(q, at.k + p, at.k + (p + 2 * P <= pages ? p + P : p), head_dim, s + p * 16);
   if constexpr (P > 1)
-    for (; p < pages; ++p) score_pages<BF, R, 1>(q, at.k + p, head_dim, s + p * 16);
+    for (; p < pages; ++p) score_pages<S, R, 1>(q, at.k + p, at.k + (p + 1 < pages ? p + 1 : p), head_dim, s + p * 16);
+}
+
+template <int Half, int R, int C>
+LS_SIMD_INLINE void mix_halves(const float *weight, const uint16_t *v, vf (&sum)[R][C]) {
+  if constexpr (R <= C) {
+    vf x[R];
+    for (int r = 0; r < R; ++r) x[r] = set1(weight[r * kScoreStride]);
+    for (int c = 0; c < C; ++c) {
+      const vf value = load_half<Half>(v + c * 2 * W);
+      for (int r = 0; r < R; ++r) sum[r][c] = fma(x[r], value, sum[r][c]);
+    }
+  } else {
+    vf value[C];
+    for (int c = 0; c < C; ++c) value[c] = load_half<Half>(v + c * 2 * W);
+    for (int r = 0; r < R; ++r) {
+      const vf x = set1(weight[r * kScoreStride]);
+      for (int c = 0; c < C; ++c) sum[r][c] = fma(x, value[c], sum[r][c]);
+    }
+  }
 }
 
 // acc[r][dim ..] = sum over keys of weight[r][key] * V[key][dim], C vectors of dims, keys in order.
-template <bool BF, int R, int C>
+template <Source S, int R, int C>
 LS_SIMD_INLINE void mix_dims(const float *weight, const Places &at, uint32_t pages, uint32_t head_dim, uint32_t dim, float *acc, uint32_t stride) {
   vf sum[R][C];
   for (int r = 0; r < R; ++r)
     for (int c = 0; c < C; ++c) sum[r][c] = zero();
   for (uint32_t p = 0; p < pages; ++p) {
-    if constexpr (BF) {
+    // Lines of the next page; every call fetches the share of its own dims.
+    const char *next = static_cast<const char *>(at.v[p + 1 < pages ? p + 1 : p]);
+    if constexpr (S == pairs) {
       const uint16_t *v = static_cast<const uint16_t *>(at.v[p]) + dim * 2;
-      for (int t = 0; t < 16; t += 2, v += head_dim * 2, weight += 2) {
-        for (int c = 0; c < C; ++c) {
-          vf even, odd;
-          load_pairs(v + c * 2 * W, even, odd);
-          for (int r = 0; r < R; ++r) {
-            sum[r][c] = fma(set1(weight[r * kScoreStride]), even, sum[r][c]);
-            sum[r][c] = fma(set1(weight[r * kScoreStride + 1]), odd, sum[r][c]);
-          }
-        }
+      next += dim * 4;
+      for (int t = 0; t < 16; t += 2, v += head_dim * 2, weight += 2, next += head_dim * 4) {
+        for (int line = 0; line < C * W * 4; line += 64) prefetch(next + line);
+        mix_halves<0, R, C>(weight, v, sum);
+        mix_halves<1, R, C>(weight + 1, v, sum);
       }
     } else {
       const float *v = static_cast<const float *>(at.v[p]) + dim;
-      for (int t = 0; t < 16; ++t, v += head_dim, ++weight) {
+      next += dim * 4;
+      for (int t = 0; t < 16; ++t, v += head_dim, ++weight, next += head_dim * 4) {
+        for (int line = 0; line < C * W * 4 && S == stream; line += 64) prefetch(next + line);
         vf value[C];
         for (int c = 0; c < C; ++c) value[c] = load(v + c * W);
         for (int r = 0; r < R; ++r) {
@@ -121,12 +158,12 @@ LS_SIMD_INLINE void mix_dims(const float *weight, const Places &at, uint32_t pag
 }
 
 // The last vector may run over the end of a row: what it reads there only reaches lanes past head_dim, which nobody uses.
-template <bool BF, int R>
+template <Source S, int R>
 static void mix(const float *weight, const Places &at, uint32_t pages, uint32_t head_dim, float *acc, uint32_t stride) {
   constexpr int kSums = W == 16 ? 24 : 12, kFit = kSums / R, C = kFit >= 8 ? 8 : kFit >= 4 ? 4 : 2;
   uint32_t dim = 0;
-  for (; dim + C * W <= head_dim; dim += C * W) mix_dims<BF, R, C>(weight, at, pages, head_dim, dim, acc, stride);
-  for (; dim < head_dim; dim += W) mix_dims<BF, R, 1>(weight, at, pages, head_dim, dim, acc, stride);
+  for (; dim + C * W <= head_dim; dim += C * W) mix_dims<S, R, C>(weight, at, pages, head_dim, dim, acc, stride);
+  for (; dim < head_dim; dim += W) mix_dims<S, R, 1>(weight, at, pages, head_dim, dim, acc, stride);
 }
 
 // Turns n scores into weights exp(s - largest), 0 up to the end of the last page.
@@ -170,17 +207,33 @@ static void finish_row(const AttentionItem &it, uint32_t row, const float *acc, 
   if (d < it.head_dim) store_n(out + d, mul(load(acc + d), scale), static_cast<int>(it.head_dim - d));
 }
 
+// The results of one tile in one partition: to the partial results, or folded into the rows.
+LS_SIMD_INLINE void keep_rows(const AttentionItem &it, uint32_t p, uint32_t first, uint32_t count, const float *part_top, const float *part_sum, const float *part, float *acc, float *top, float *sum) {
+  const uint32_t rows = it.tokens * it.group, padded = pad16(it.head_dim);
+  for (uint32_t r = 0; r < count; ++r) {
+    const uint32_t row = first + r;
+    if (it.partial) {
+      float *to = it.partial + (static_cast<size_t>(p - it.part_begin) * rows + row) * (16 + padded);
+      to[0] = part_top[r];
+      to[1] = part_sum[r];
+      for (uint32_t d = 0; d < it.head_dim; d += W) store(to + 16 + d, load(part + r * padded + d));
+    } else if (part_sum[r] != 0) {
+      fold_row(top + row, sum + row, acc + static_cast<size_t>(row) * padded, part_top[r], part_sum[r], part + r * padded, it.head_dim, p == 0);
+    }
+  }
+}
+
 using ScoreFn = void (*)(const float *, const Places &, uint32_t, uint32_t, float *);
 using MixFn = void (*)(const float *, const Places &, uint32_t, uint32_t, float *, uint32_t);
-#define LS_ROWS_6(f, bf) &f<bf, 1>, &f<bf, 2>, &f<bf, 3>, &f<bf, 4>, &f<bf, 5>, &f<bf, 6>
-#define LS_ROWS_12(f, bf) LS_ROWS_6(f, bf), &f<bf, 7>, &f<bf, 8>, &f<bf, 9>, &f<bf, 10>, &f<bf, 11>, &f<bf, 12>
+#define LS_ROWS_6(f, s) &f<s, 1>, &f<s, 2>, &f<s, 3>, &f<s, 4>, &f<s, 5>, &f<s, 6>
+#define LS_ROWS_12(f, s) LS_ROWS_6(f, s), &f<s, 7>, &f<s, 8>, &f<s, 9>, &f<s, 10>, &f<s, 11>, &f<s, 12>
 #if defined(LS_SIMD_AVX2)
 #define LS_ROWS LS_ROWS_6
 #else
 #define LS_ROWS LS_ROWS_12
 #endif
-static const ScoreFn kScores[2][kTileRows] = {{LS_ROWS(scores, false)}, {LS_ROWS(scores, true)}};
-static const MixFn kMix[2][kTileRows] = {{LS_ROWS(mix, false)}, {LS_ROWS(mix, true)}};
+static const ScoreFn kScores[3][kTileRows] = {{LS_ROWS(scores, reuse)}, {LS_ROWS(scores, stream)}, {LS_ROWS(scores, pairs)}};
+static const MixFn kMix[3][kTileRows] = {{LS_ROWS(mix, reuse)}, {LS_ROWS(mix, stream)}, {LS_ROWS(mix, pairs)}};
 
 // bf16 blocks of one page as f32 blocks: exact, so computing from the copy gives the same bits.
 LS_SIMD_INLINE void widen(const Places &from, uint32_t page, uint32_t head_dim, float *k, float *v) {
@@ -232,7 +285,7 @@ static void run_item(const AttentionItem &it, float *scratch) {
       at.k[i] = block;
       at.v[i] = block + it.block_bytes;
     }
-    bool pairs = BF;
+    const Source source = tiles > 1 ? reuse : BF ? pairs : stream;
     if (BF && tiles > 1) {
       for (uint32_t i = 0; i < (keys + 15) / 16; ++i) {
         float *k = wide_k + static_cast<size_t>(i) * 16 * dims, *v = wide_v + static_cast<size_t>(i) * 16 * dims;
@@ -240,7 +293,6 @@ static void run_item(const AttentionItem &it, float *scratch) {
         at.k[i] = k;
         at.v[i] = v;
       }
-      pairs = false;
     }
     for (uint32_t tile = 0; tile < tiles; ++tile) {
       const uint32_t first = tile * kTileRows, count = rows - first < kTileRows ? rows - first : kTileRows;
@@ -251,7 +303,7 @@ static void run_item(const AttentionItem &it, float *scratch) {
         continue;
       }
       const uint32_t seen = end - base < kPartition ? end - base : kPartition, pages = (seen + 15) / 16;
-      kScores[pairs][count - 1](q + static_cast<size_t>(first) * padded, at, pages, dims, s);
+      kScores[source][count - 1](q + static_cast<size_t>(first) * padded, at, pages, dims, s);
       float part_top[kTileRows], part_sum[kTileRows];
       for (uint32_t r = 0; r < count; ++r) {
         const uint32_t row_end = it.first_position + (first + r) / it.group + 1;
@@ -261,18 +313,8 @@ static void run_item(const AttentionItem &it, float *scratch) {
         if (n) soften(weights, n, part_top[r], part_sum[r]);
         for (uint32_t i = pad16(n); i < pages * 16; ++i) weights[i] = 0;
       }
-      kMix[pairs][count - 1](s, at, pages, dims, part, padded);
-      for (uint32_t r = 0; r < count; ++r) {
-        const uint32_t row = first + r;
-        if (it.partial) {
-          float *to = it.partial + (static_cast<size_t>(p - it.part_begin) * rows + row) * (16 + padded);
-          to[0] = part_top[r];
-          to[1] = part_sum[r];
-          for (uint32_t d = 0; d < dims; d += W) store(to + 16 + d, load(part + r * padded + d));
-        } else if (part_sum[r] != 0) {
-          fold_row(top + row, sum + row, acc + static_cast<size_t>(row) * padded, part_top[r], part_sum[r], part + r * padded, dims, p == 0);
-        }
-      }
+      kMix[source][count - 1](s, at, pages, dims, part, padded);
+      keep_rows(it, p, first, count, part_top, part_sum, part, acc, top, sum);
     }
   }
   if (it.partial) return;

@@ -51,13 +51,17 @@ LS_SIMD_INLINE void put_tile(const LinearTarget &out, uint32_t t0, uint32_t row,
   }
 }
 
-// Few tokens: R rows x T tokens straight from the stored weights, which stream from memory once. The same columns of the next R rows are
-// prefetched: they lie right behind, so the stream has no gap at row ends.
+// Few tokens: R rows x T tokens straight from the stored weights, which stream from memory once. Each step takes a line of R rows and prefetches R
+// lines in memory order, one block of rows and a little ahead: rows lie one behind the other, so DRAM and TLB see a single stream without gaps.
+constexpr int kStreamRows = W == 8 ? 4 : 8;  // one token: enough sums to hide the latency of fma
+constexpr size_t kPrefetchAhead = 4096;  // bytes beyond the next block of rows
+
 template <class Fmt, int R, int T>
 LS_SIMD_INLINE void stream_tile(const FloatMatrix &w, uint32_t row, const float *x, size_t ldx, uint32_t t0, const LinearTarget &out) {
   constexpr uint32_t kLine = 64 / Fmt::bytes;  // columns per cache line of weights
   const size_t stride = static_cast<size_t>(w.cols) * Fmt::bytes;
   const uint8_t *p = w.data + row * stride;
+  const uint8_t *ahead = p + R * stride + kPrefetchAhead;
   const float *xt = x + t0 * ldx;
   vf acc[R][T];
 #pragma GCC unroll 16
@@ -67,7 +71,8 @@ LS_SIMD_INLINE void stream_tile(const FloatMatrix &w, uint32_t row, const float 
   uint32_t k = 0;
   for (; k + kLine <= w.cols; k += kLine) {
 #pragma GCC unroll 16
-    for (int i = 0; i < R; ++i) prefetch(p + (R + i) * stride + k * Fmt::bytes);
+    for (int i = 0; i < R; ++i) prefetch(ahead + i * 64);
+    ahead += R * 64;
 #pragma GCC unroll 16
     for (uint32_t s = 0; s < kLine; s += W) {
       vf xv[T];
@@ -186,7 +191,7 @@ void strip_pass(const FloatMatrix &w, uint32_t row, const float *x, size_t ldx, 
 
 template <class Fmt>
 void float_product_of(const FloatMatrix &w, uint32_t row0, uint32_t row1, const float *x, uint32_t m, size_t ldx, const LinearTarget &out, float *scratch) {
-  if (m == 1) return stream_rows<Fmt, 8, 1>(w, row0, row1, x, m, ldx, out);
+  if (m == 1) return stream_rows<Fmt, kStreamRows, 1>(w, row0, row1, x, m, ldx, out);
   if (m == 2) return stream_rows<Fmt, 4, 2>(w, row0, row1, x, m, ldx, out);
   if (m == 3) return stream_rows<Fmt, 4, 3>(w, row0, row1, x, m, ldx, out);
   if constexpr (W == 8) {

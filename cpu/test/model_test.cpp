@@ -227,22 +227,23 @@ bool same_bits(const std::vector<float> &a, const std::vector<float> &b) { retur
 
 std::vector<std::pair<std::string, Options>> families() {
   std::vector<std::pair<std::string, Options>> out;
-  Options llama, interleaved, qwen2, qwen3, halves, odd;
+  Options llama, interleaved, qwen2, qwen3, halves, tiles, odd;
   interleaved.style = LS_ROPE_INTERLEAVED, interleaved.tied = false;
   qwen2.qkv_bias = true, qwen2.o_bias = true, qwen2.heads = 4, qwen2.kv_heads = 4;
   qwen3.qk_norm = true, qwen3.head_dim = 32, qwen3.tied = false;
   halves.weights = LS_DTYPE_BF16, halves.kv = LS_DTYPE_BF16, halves.qk_norm = true;
+  tiles.weights = LS_DTYPE_BF16, tiles.kv = LS_DTYPE_BF16, tiles.head_dim = 64, tiles.heads = 3, tiles.kv_heads = 1, tiles.layers = 2;
   odd.hidden = 50, odd.head_dim = 18, odd.heads = 5, odd.kv_heads = 1, odd.intermediate = 77, odd.vocab = 301, odd.layers = 1;
-  return {{"llama", llama}, {"llama interleaved untied", interleaved}, {"qwen2", qwen2}, {"qwen3 untied", qwen3}, {"bf16 weights and pages", halves}, {"odd sizes, one layer", odd}};
+  return {{"llama", llama}, {"llama interleaved untied", interleaved}, {"qwen2", qwen2}, {"qwen3 untied", qwen3}, {"bf16 weights and pages", halves}, {"head_dim 64, bf16 weights and pages", tiles}, {"odd sizes, one layer", odd}};
 }
 
 }  // namespace
 
 TEST("logits of every family equal a naive double forward pass") {
-  for (size_t table = 0; table < support::ops_tables().size(); ++table) {
+  for (size_t table = 0; table < support::attention_tables().size(); ++table) {
     for (const auto &[name, options] : families()) {
       const Tiny tiny(options);
-      Runner runner(tiny, 2, *support::ops_tables()[table], *support::attention_tables()[table]);
+      Runner runner(tiny, 2, *support::ops_tables()[table % support::ops_tables().size()], *support::attention_tables()[table]);
       const std::vector<int32_t> tokens = random_tokens(45, options.vocab, 3);
       const std::vector<Row> want = reference(tiny, tokens);
       const std::vector<int32_t> pages = page_ids(100, -3, 8);
@@ -259,13 +260,13 @@ TEST("logits of every family equal a naive double forward pass") {
 }
 
 TEST("chunks, threads, page ids and company change no bit of the logits") {
-  for (size_t table = 0; table < support::ops_tables().size(); ++table) {
+  for (size_t table = 0; table < support::attention_tables().size(); ++table) {
     for (const auto &[name, options] : families()) {
       const Tiny tiny(options);
       const uint32_t n = 290;
       const std::vector<int32_t> tokens = random_tokens(n, options.vocab, 5), other = random_tokens(200, options.vocab, 6);
       const std::vector<int32_t> pages = page_ids(0, 2, 19), mirrored = page_ids(127, -2, 19);
-      Runner one(tiny, 1, *support::ops_tables()[table], *support::attention_tables()[table]), three(tiny, 3, *support::ops_tables()[table], *support::attention_tables()[table]);
+      Runner one(tiny, 1, *support::ops_tables()[table % support::ops_tables().size()], *support::attention_tables()[table]), three(tiny, 3, *support::ops_tables()[table % support::ops_tables().size()], *support::attention_tables()[table]);
       const std::vector<float> whole = one.chunked(tokens, n, pages);
       CHECK(same_bits(whole, three.chunked(tokens, n, mirrored)));
       for (uint32_t chunk : {1u, 16u, 100u}) {

@@ -47,6 +47,8 @@ inline std::vector<const ls::cpu::OpsKernels *> ops_tables() {
 inline std::vector<const ls::cpu::AttentionKernels *> attention_tables() {
   std::vector<const ls::cpu::AttentionKernels *> out{&ls::cpu::kAttention_avx2, &ls::cpu::kAttention_emu512};
   if (has(ls::cpu::Isa::avx512)) out.push_back(&ls::cpu::kAttention_avx512);
+  out.push_back(&ls::cpu::kAttention_emuamx);
+  if (has(ls::cpu::Isa::amx)) out.push_back(&ls::cpu::kAttention_amx);
   return out;
 }
 

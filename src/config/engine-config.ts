@@ -9,8 +9,8 @@ export interface EngineConfig {
   gpuMemoryUtilization: number | null;
   /** KV pool in tokens; null = from memory. */
   maxTotalTokens: number | null;
-  /** Token budget of a step. */
-  chunkedPrefillSize: number;
+  /** Token budget of a step; null = by the speed of the device. */
+  chunkedPrefillSize: number | null;
   kvCacheDtype: "auto" | "f32" | "bf16";
   device: "cpu";
   tp: number;

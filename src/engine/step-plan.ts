@@ -37,6 +37,9 @@ export interface StepResult {
 const LOGPROB_FLOOR = -9999;
 const finite = (logprob: number): number => (Number.isFinite(logprob) ? Math.max(logprob, LOGPROB_FLOOR) : LOGPROB_FLOOR);
 
+/** A top_p that would become 0 in f32 still means: the most likely token. */
+const SMALLEST_TOP_P = 1.1754943508222875e-38;
+
 /** A step as native words, in buffers that live as long as the engine. */
 export class StepPlan {
   readonly words: Int32Array;
@@ -68,7 +71,7 @@ export class StepPlan {
       words[at + 2] = length;
       words[at + 3] = sample ? LS_ROW_SAMPLE | ((sampling.logprobs ?? 0) << 8) : 0;
       words[at + 4] = floatToWord(sampling.temperature);
-      words[at + 5] = floatToWord(sampling.topP);
+      words[at + 5] = floatToWord(Math.max(sampling.topP, SMALLEST_TOP_P));
       words[at + 6] = sequence.seedWords[0];
       words[at + 7] = sequence.seedWords[1];
       words.set(sequence.tokens.subarray(start, start + length), token);

@@ -47,7 +47,8 @@ export function validateRequest(request: GenerateRequest, limits: RequestLimits)
 }
 
 function validateSampling({ temperature, topP, maxTokens, logprobs, seed }: SamplingParams): void {
-  if (!Number.isFinite(temperature) || temperature < 0) throw invalid(`temperature: got ${temperature}, expected a number of at least 0`, "temperature");
+  // The plan carries f32: what overflows there would be refused with the whole step.
+  if (!Number.isFinite(Math.fround(temperature)) || temperature < 0) throw invalid(`temperature: got ${temperature}, expected a number of at least 0`, "temperature");
   if (!(topP > 0 && topP <= 1)) throw invalid(`top_p: got ${topP}, expected a number above 0 and at most 1`, "top_p");
   if (maxTokens !== null && (!Number.isSafeInteger(maxTokens) || maxTokens < 1)) throw invalid(`max_tokens: got ${maxTokens}, expected an integer of at least 1`, "max_tokens");
   if (logprobs !== null && !(Number.isInteger(logprobs) && logprobs >= 0 && logprobs <= LS_MAX_LOGPROBS)) {

@@ -1,6 +1,7 @@
 import { basename } from "node:path";
 import type { EngineConfig } from "../config/engine-config.ts";
 import { Engine } from "../engine/engine.ts";
+import { deviceInfo, openLibrary } from "../engine/native/ffi-backend.ts";
 import { findLibrary } from "../engine/native/library.ts";
 import { openModel } from "../model/model.ts";
 import type { LoadedModel } from "../model/types.ts";
@@ -20,6 +21,13 @@ export interface LoadedEngine {
 /** Fraction of available memory on the CPU, where other programs live too. */
 const CPU_MEMORY_UTILIZATION = 0.5;
 
+/**
+ * Tokens of a step: as many as a core computes in a few hundred milliseconds. A step cannot be interrupted, so this bounds how long other
+ * sequences wait for their next token and how long a cancelled one holds its pages.
+ */
+const CHUNK_BY_ISA: Record<string, number> = { amx: 512, avx512: 256, avx2: 128 };
+const chunkFor = (isa: string): number => CHUNK_BY_ISA[isa] ?? 128;
+
 export function servedModelName(config: EngineConfig, model: LoadedModel): string {
   return config.servedModelName ?? (model.format === "gguf" ? basename(model.path).replace(/\.gguf$/i, "") : model.name);
 }
@@ -38,14 +46,15 @@ export async function loadEngine(config: EngineConfig, opened?: LoadedModel): Pr
   const wanted = Math.min(model.spec.maxContext, config.ctx ?? Infinity, config.licenseMaxCtx ?? Infinity);
   if (config.ctx !== null && config.ctx > wanted)
     log.warn("--ctx is cut", { ctx: config.ctx, model: model.spec.maxContext, license: config.licenseMaxCtx, used: wanted });
+  const libraryPath = await findLibrary();
   const [engine, tokenizer] = await Promise.all([
     Engine.start({
       spec: model.spec,
       weights: model.weights,
-      libraryPath: await findLibrary(),
+      libraryPath,
       contextLength: wanted,
       maxNumSeqs: config.maxNumSeqs,
-      chunkedPrefillSize: config.chunkedPrefillSize,
+      chunkedPrefillSize: config.chunkedPrefillSize ?? chunkFor(deviceInfo(openLibrary(libraryPath).symbols).isa),
       maxTotalTokens: config.maxTotalTokens,
       memoryUtilization: config.gpuMemoryUtilization ?? CPU_MEMORY_UTILIZATION,
       kvCacheDtype: config.kvCacheDtype === "auto" ? (model.dtype === "f32" ? "f32" : "bf16") : config.kvCacheDtype,

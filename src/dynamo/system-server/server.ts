@@ -27,6 +27,8 @@ export class SystemServer {
   /** @throws Error when the address cannot be bound */
   constructor(readonly options: SystemServerOptions) {
     this.#server = Bun.serve({
+      // Else a second process could bind the same port without an error and take half of the probes.
+      reusePort: false,
       hostname: options.host,
       port: options.port,
       development: false,

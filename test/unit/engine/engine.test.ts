@@ -103,6 +103,7 @@ describe("refusals", () => {
     ["negative id", { prompt: [-1] }, "prompt", "vocabulary", "-1"],
     ["fraction", { prompt: [1.5] }, "prompt", "vocabulary", "1.5"],
     ["temperature", { sampling: { temperature: -0.1 } }, "temperature", null, "-0.1"],
+    ["temperature beyond f32", { sampling: { temperature: 1e39 } }, "temperature", null, "1e+39"],
     ["NaN temperature", { sampling: { temperature: NaN } }, "temperature", null, "NaN"],
     ["top_p 0", { sampling: { topP: 0 } }, "top_p", null, "got 0"],
     ["top_p above 1", { sampling: { topP: 1.1 } }, "top_p", null, "1.1"],

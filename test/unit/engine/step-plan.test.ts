@@ -27,6 +27,14 @@ describe("pack", () => {
     expect(words.slice(24)).toEqual([11, 12, 13, 20, 21]);
   });
 
+  test("a top_p below the smallest f32 stays above zero", () => {
+    const plan = new StepPlan(1, 4);
+    const a = sampled(0, [1, 2], 1n, null);
+    a.sampling.topP = 1e-46;
+    plan.pack([{ sequence: a, start: 0, length: 2, sample: true }], 1);
+    expect(wordToFloat(plan.words[LS_PLAN_HEADER_WORDS + 5]!)).toBeGreaterThan(0);
+  });
+
   test("a step that does not fit the buffer is an error, not a cut", () => {
     const plan = new StepPlan(1, 4);
     const a = sequence({ prompt: 30 });
