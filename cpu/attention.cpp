@@ -63,7 +63,7 @@ void Attention::plan(const std::vector<AttentionSequence> &sequences, uint32_t t
     }
   }
   // Longest first, so that the end of the region is even.
-  std::stable_sort(items_.begin(), items_.end(), [this](const Planned &a, const Planned &b) {
+  std::sort(items_.begin(), items_.end(), [this](const Planned &a, const Planned &b) {
     const auto cost = [this](const Planned &p) {
       const uint64_t keys = sequences_[p.sequence].start + p.first_token + p.tokens;
       return static_cast<uint64_t>(p.tokens) * (std::min<uint64_t>(keys, static_cast<uint64_t>(p.part_end) * kPartition) - static_cast<uint64_t>(p.part_begin) * kPartition);

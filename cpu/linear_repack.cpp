@@ -2,7 +2,9 @@
 
 #include <bit>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
+#include <mutex>
 
 #include "linear_impl.h"
 
@@ -48,14 +50,27 @@ float f16_to_f32(uint16_t h) {
 }
 
 Status WeightMemory::allocate(size_t bytes) {
-  constexpr size_t kHuge = 2u << 20;
-  const size_t align = bytes >= kHuge ? kHuge : 64;
-  const size_t rounded = (bytes + align - 1) / align * align;
-  void *p = std::aligned_alloc(align, rounded);
-  if (!p) return Status::fail(LS_NO_MEMORY, "no memory for " + std::to_string(bytes) + " bytes of weights");
-  if (align == kHuge) madvise(p, rounded, MADV_HUGEPAGE);
-  std::free(data_);
-  data_ = static_cast<uint8_t *>(p);
+  constexpr size_t kHuge = 2u << 20, kBlock = 32u << 20;
+  // The block that still has room; it lives as long as a matrix in it.
+  static std::mutex mutex;
+  static std::weak_ptr<uint8_t> open_block;
+  static size_t open_used = 0;
+  const size_t rounded = (bytes + 63) / 64 * 64;
+  const std::lock_guard<std::mutex> lock(mutex);
+  std::shared_ptr<uint8_t> block = open_block.lock();
+  size_t offset = open_used;
+  if (!block || kBlock - open_used < rounded) {
+    const size_t size = rounded < kBlock ? kBlock : (rounded + kHuge - 1) / kHuge * kHuge;
+    void *p = std::aligned_alloc(kHuge, size);
+    if (!p) return Status::fail(LS_NO_MEMORY, "no memory for " + std::to_string(bytes) + " bytes of weights");
+    madvise(p, size, MADV_HUGEPAGE);  // only a wish: without huge pages everything works, slower
+    block.reset(static_cast<uint8_t *>(p), [](uint8_t *q) { std::free(q); });
+    offset = 0;
+    if (size == kBlock) open_block = block;
+  }
+  if (block == open_block.lock()) open_used = offset + rounded;
+  block_ = block;
+  data_ = block.get() + offset;
   size_ = bytes;
   return Status::good();
 }

@@ -111,7 +111,10 @@ export const concurrent = (streams: number, requests: number, promptTokens: numb
     let next = 0;
     let made = 0;
     const worker = async () => {
-      while (next < requests) made += (await complete(server, tokenPrompt(promptTokens, seed * 1000 + next++), tokens)).tokens;
+      while (next < requests) {
+        const { tokens: count } = await complete(server, tokenPrompt(promptTokens, seed * 1000 + next++), tokens);
+        made += count;
+      }
     };
     await Promise.all(Array.from({ length: streams }, worker));
     return made / ((performance.now() - begun) / 1000);

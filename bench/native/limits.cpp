@@ -40,7 +40,8 @@ int main(int argc, char **argv) {
       for (auto &x : acc) x = b;
       for (int64_t i = 0; i < kRounds / 12; ++i) {
         for (auto &x : acc) x = x * b + a;
-        asm volatile("" ::: "memory");
+        // Keeps the accumulators in registers and the loop alive.
+        for (auto &x : acc) asm volatile("" : "+x"(x));
       }
       float total = 0;
       for (auto &x : acc) total += x[0];

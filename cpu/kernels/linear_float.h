@@ -24,6 +24,9 @@ struct AsBf16 {
   LS_SIMD_INLINE vf get_n(const uint8_t *p, int n) { return load_bf16_n(p, n); }
 };
 
+// The token tile for what a tile of T leaves over.
+constexpr int smaller_tile(int t) { return t > 4 ? 4 : t > 2 ? 2 : 1; }
+
 // Finished sums of four neighbouring rows of one token. The order sum, + bias, + old value is the same in put1.
 LS_SIMD_INLINE void put4(const LinearTarget &out, uint32_t t, uint32_t row, __m128 sum) {
   float *y = out.y + t * out.ldy + row;
@@ -57,7 +60,7 @@ constexpr int kStreamRows = W == 8 ? 4 : 8;  // one token: enough sums to hide t
 constexpr size_t kPrefetchAhead = 4096;  // bytes beyond the next block of rows
 
 template <class Fmt, int R, int T>
-LS_SIMD_INLINE void stream_tile(const FloatMatrix &w, uint32_t row, const float *x, size_t ldx, uint32_t t0, const LinearTarget &out) {
+void stream_tile(const FloatMatrix &w, uint32_t row, const float *x, size_t ldx, uint32_t t0, const LinearTarget &out) {
   constexpr uint32_t kLine = 64 / Fmt::bytes;  // columns per cache line of weights
   const size_t stride = static_cast<size_t>(w.cols) * Fmt::bytes;
   const uint8_t *p = w.data + row * stride;
@@ -98,28 +101,20 @@ LS_SIMD_INLINE void stream_tile(const FloatMatrix &w, uint32_t row, const float 
   put_tile<R, T>(out, t0, row, acc);
 }
 
-// The last tokens, at most T.
+// Tokens [t, m) of R rows in tiles of T, the rest in smaller ones; the rows stay in L1 meanwhile.
 template <class Fmt, int R, int T>
-LS_SIMD_INLINE void stream_rest(const FloatMatrix &w, uint32_t row, const float *x, size_t ldx, uint32_t t0, uint32_t count, const LinearTarget &out) {
-  if constexpr (T > 0) {
-    if (count == T) stream_tile<Fmt, R, T>(w, row, x, ldx, t0, out);
-    else stream_rest<Fmt, R, T - 1>(w, row, x, ldx, t0, count, out);
+void stream_tokens(const FloatMatrix &w, uint32_t row, const float *x, uint32_t t, uint32_t m, size_t ldx, const LinearTarget &out) {
+  for (; t + T <= m; t += T) stream_tile<Fmt, R, T>(w, row, x, ldx, t, out);
+  if constexpr (T > 1) {
+    if (t < m) stream_tokens<Fmt, R, smaller_tile(T)>(w, row, x, t, m, ldx, out);
   }
 }
 
-// R rows stay in L1 while all m tokens pass in tiles of T.
 template <class Fmt, int R, int T>
 void stream_rows(const FloatMatrix &w, uint32_t row0, uint32_t row1, const float *x, uint32_t m, size_t ldx, const LinearTarget &out) {
-  const uint32_t full = m / T * T;
   uint32_t row = row0;
-  for (; row + R <= row1; row += R) {
-    for (uint32_t t = 0; t < full; t += T) stream_tile<Fmt, R, T>(w, row, x, ldx, t, out);
-    stream_rest<Fmt, R, T - 1>(w, row, x, ldx, full, m - full, out);
-  }
-  for (; row < row1; ++row) {
-    for (uint32_t t = 0; t < full; t += T) stream_tile<Fmt, 1, T>(w, row, x, ldx, t, out);
-    stream_rest<Fmt, 1, T - 1>(w, row, x, ldx, full, m - full, out);
-  }
+  for (; row + R <= row1; row += R) stream_tokens<Fmt, R, T>(w, row, x, 0, m, ldx, out);
+  for (; row < row1; ++row) stream_tokens<Fmt, 1, 1>(w, row, x, 0, m, ldx, out);
 }
 
 // Many tokens: R rows are widened to f32 once per token block, interleaved as strip[step][row][W] so that one pointer walks them, and R x T
@@ -144,7 +139,7 @@ LS_SIMD_INLINE void widen_strip(const FloatMatrix &w, uint32_t row, float *strip
 }
 
 template <int R, int T>
-LS_SIMD_INLINE void strip_tile(const float *strip, uint32_t row, uint32_t cols, const float *x, size_t ldx, uint32_t t0, const LinearTarget &out) {
+void strip_tile(const float *strip, uint32_t row, uint32_t cols, const float *x, size_t ldx, uint32_t t0, const LinearTarget &out) {
   const float *xt = x + t0 * ldx;
   vf acc[R][T];
 #pragma GCC unroll 16
@@ -172,21 +167,12 @@ LS_SIMD_INLINE void strip_tile(const float *strip, uint32_t row, uint32_t cols, 
   put_tile<R, T>(out, t0, row, acc);
 }
 
-// The last tokens of a block, fewer than kStripTokens.
 template <int R, int T>
-LS_SIMD_INLINE void strip_rest(const float *strip, uint32_t row, uint32_t cols, const float *x, size_t ldx, uint32_t t0, uint32_t count, const LinearTarget &out) {
-  if constexpr (T > 0) {
-    if (count == T) strip_tile<R, T>(strip, row, cols, x, ldx, t0, out);
-    else strip_rest<R, T - 1>(strip, row, cols, x, ldx, t0, count, out);
+void strip_tokens(const float *strip, uint32_t row, uint32_t cols, const float *x, size_t ldx, uint32_t t, uint32_t t1, const LinearTarget &out) {
+  for (; t + T <= t1; t += T) strip_tile<R, T>(strip, row, cols, x, ldx, t, out);
+  if constexpr (T > 1) {
+    if (t < t1) strip_tokens<R, smaller_tile(T)>(strip, row, cols, x, ldx, t, t1, out);
   }
-}
-
-template <class Fmt, int R>
-void strip_pass(const FloatMatrix &w, uint32_t row, const float *x, size_t ldx, uint32_t t0, uint32_t t1, const LinearTarget &out, float *strip) {
-  widen_strip<Fmt, R>(w, row, strip);
-  uint32_t t = t0;
-  for (; t + kStripTokens <= t1; t += kStripTokens) strip_tile<R, kStripTokens>(strip, row, w.cols, x, ldx, t, out);
-  strip_rest<R, kStripTokens - 1>(strip, row, w.cols, x, ldx, t, t1 - t, out);
 }
 
 template <class Fmt>
@@ -204,8 +190,14 @@ void float_product_of(const FloatMatrix &w, uint32_t row0, uint32_t row1, const 
   for (uint32_t t = 0; t < m; t += block) {
     const uint32_t t1 = m - t < block ? m : t + block;
     uint32_t row = row0;
-    for (; row + kStripRows <= row1; row += kStripRows) strip_pass<Fmt, kStripRows>(w, row, x, ldx, t, t1, out, scratch);
-    for (; row < row1; ++row) strip_pass<Fmt, 1>(w, row, x, ldx, t, t1, out, scratch);
+    for (; row + kStripRows <= row1; row += kStripRows) {
+      widen_strip<Fmt, kStripRows>(w, row, scratch);
+      strip_tokens<kStripRows, kStripTokens>(scratch, row, w.cols, x, ldx, t, t1, out);
+    }
+    for (; row < row1; ++row) {
+      widen_strip<Fmt, 1>(w, row, scratch);
+      strip_tokens<1, 1>(scratch, row, w.cols, x, ldx, t, t1, out);
+    }
   }
 }
 

@@ -104,7 +104,7 @@ LS_SIMD_INLINE void block_q4_few(vi (&sum)[G][T], const uint8_t *const (&q)[G], 
 }
 
 template <ls_dtype D, int G, int T>
-LS_SIMD_INLINE void quant_tile(const QuantMatrix &w, uint32_t group, const QuantRows &x, uint32_t t0, const LinearTarget &out) {
+void quant_tile(const QuantMatrix &w, uint32_t group, const QuantRows &x, uint32_t t0, const LinearTarget &out) {
   constexpr size_t kBlock = (D == LS_DTYPE_Q8_0 ? 32 : 16) * W;
   const uint32_t blocks = w.cols / 32;
   const uint8_t *base[G], *q[G];
@@ -163,12 +163,12 @@ LS_SIMD_INLINE void quant_tile(const QuantMatrix &w, uint32_t group, const Quant
   }
 }
 
-// The last tokens, at most T.
+// Tokens [t, m) of one group in tiles of T, the rest in smaller ones.
 template <ls_dtype D, int T>
-LS_SIMD_INLINE void quant_rest(const QuantMatrix &w, uint32_t group, const QuantRows &x, uint32_t t0, uint32_t count, const LinearTarget &out) {
-  if constexpr (T > 0) {
-    if (count == T) quant_tile<D, 1, T>(w, group, x, t0, out);
-    else quant_rest<D, T - 1>(w, group, x, t0, count, out);
+void quant_tokens(const QuantMatrix &w, uint32_t group, const QuantRows &x, uint32_t t, uint32_t m, const LinearTarget &out) {
+  for (; t + T <= m; t += T) quant_tile<D, 1, T>(w, group, x, t, out);
+  if constexpr (T > 1) {
+    if (t < m) quant_tokens<D, T / 2>(w, group, x, t, m, out);
   }
 }
 
@@ -178,11 +178,7 @@ void quant_product_of(const QuantMatrix &w, uint32_t group0, uint32_t group1, co
   if (m == 1) {
     for (; g + 2 <= group1; g += 2) quant_tile<D, 2, 1>(w, g, x, 0, out);
   }
-  for (; g < group1; ++g) {
-    uint32_t t = 0;
-    for (; t + kQuantTokens <= m; t += kQuantTokens) quant_tile<D, 1, kQuantTokens>(w, g, x, t, out);
-    quant_rest<D, kQuantTokens - 1>(w, g, x, t, m - t, out);
-  }
+  for (; g < group1; ++g) quant_tokens<D, kQuantTokens>(w, g, x, 0, m, out);
 }
 
 inline void quant_product(const QuantMatrix &w, uint32_t group0, uint32_t group1, const QuantRows &x, uint32_t m, const LinearTarget &out) {

@@ -42,8 +42,15 @@ static void rope(float *x, const float *cos, const float *sin, uint32_t heads, u
       }
       continue;
     }
-    for (uint32_t i = 0; i < half; i += kW) {
-      const int n = rest(half, i) < W ? rest(half, i) : W;
+    // Masked loads and stores are slow on some machines, so only the end of a head uses them.
+    uint32_t i = 0;
+    for (; i + kW <= half; i += kW) {
+      const vf a = load(x + i), b = load(x + half + i), c = load(cos + i), s = load(sin + i);
+      store(x + i, sub(mul(a, c), mul(b, s)));
+      store(x + half + i, add(mul(b, c), mul(a, s)));
+    }
+    if (i < half) {
+      const int n = rest(half, i);
       const vf a = load_n(x + i, n), b = load_n(x + half + i, n), c = load_n(cos + i, n), s = load_n(sin + i, n);
       store_n(x + i, sub(mul(a, c), mul(b, s)), n);
       store_n(x + half + i, add(mul(b, c), mul(a, s)), n);

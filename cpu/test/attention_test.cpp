@@ -129,7 +129,7 @@ TEST("chunks, threads and page ids change no bit of attention") {
       for (ls_dtype dtype : {LS_DTYPE_F32, LS_DTYPE_BF16}) {
         // The tile unit of the emulation is slow.
         const bool slow = kernels == &kAttention_emuamx;
-        if (slow && (dtype == LS_DTYPE_F32 || shape[2] % 32)) continue;
+        if (slow && (dtype == LS_DTYPE_F32 || shape[0] != 9)) continue;
         const uint32_t length = slow ? 290 : 530;
         const Setup s(shape[0], shape[1], shape[2], dtype, length, 9 + shape[2]);
         const std::vector<float> whole = chunked(s, *kernels, length, 2, 1);

@@ -101,5 +101,3 @@ TEST("thread pool: the default size is the affinity of the process") {
   CHECK_EQ(sched_setaffinity(0, sizeof(before), &before), 0);
   CHECK_EQ(pinned, 1u);
 }
-
-int main(int argc, char **argv) { return check::run(argc, argv); }

@@ -15,7 +15,7 @@ export const engineFlags = flags({
   gpuMemoryUtilization: { kind: "float", default: null, max: 1, help: "Fraction of device memory (on the CPU: of available memory, default 0.5) that weights and KV pool may take" },
   maxTotalTokens: { kind: "int", default: null, min: 16, max: 1_073_741_824, help: "Size of the KV pool in tokens; without it, what memory allows" },
   chunkedPrefillSize: { kind: "int", default: null, min: 16, max: 65_536, help: "Tokens computed in one step; longer prompts are split. Without it 512 with AMX, 256 with AVX-512, 128 with AVX2" },
-  kvCacheDtype: { kind: "string", metavar: "NAME", default: "auto", help: "Precision of the KV cache: auto (f32 for f32 weights, else bf16) | f32 | bf16" },
+  kvCacheDtype: { kind: "string", metavar: "NAME", default: "auto", help: "Precision of the KV cache: auto (f32 on the CPU) | f32 | bf16 (half the memory, a little less exact)" },
   device: { kind: "string", metavar: "NAME", default: "cpu", help: "Where to run: cpu" },
   tp: { kind: "int", default: 1, min: 1, max: 64, help: "Tensor-parallel ranks; only 1 on the CPU" },
   noPrefixCache: { kind: "switch", help: "Keep no prefix cache" },
