@@ -73,7 +73,8 @@ function servers(kind: string): ServerSpec[] {
       tokenPrompts: true,
       model: "smol",
     });
-  if (options["openvino-venv"])
+  // Its GGUF reader knows no bf16.
+  if (options["openvino-venv"] && kind !== "bf16")
     list.push({
       name: "OpenVINO",
       command: [join(options["openvino-venv"], "bin/python3"), join(import.meta.dir, "peers/openvino_server.py"), gguf, "--port", "{port}", "--cache", join(logs, "ir")],
