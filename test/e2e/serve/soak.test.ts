@@ -16,7 +16,7 @@ afterAll(() => rmSync(work, { recursive: true, force: true }));
 test("random requests, a third cancelled, a tenth invalid", async () => {
   const model = writeTinyHf(join(work, "tiny-qwen3"), tinyModel("tiny-qwen3"));
   await using server = launch(["serve", "--model", model, "--port", "0", "--max-total-tokens", "2048", "--max-num-seqs", "12"]);
-  const { url } = (await server.log("listening")) as { url: string };
+  const url = (await server.log("listening")).url as string;
   await server.log("ready");
   const source = new Random(7);
   const random = (below: number): number => source.below(below);
