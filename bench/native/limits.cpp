@@ -36,15 +36,17 @@ int main(int argc, char **argv) {
     if (read < best_read) best_read = read;
     constexpr int64_t kRounds = 30'000'000;
     const double fma = seconds(threads, [&](int) {
-      v8 acc[12], a = {1e-9f}, b = {1.f};
-      for (auto &x : acc) x = b;
-      for (int64_t i = 0; i < kRounds / 12; ++i) {
-        for (auto &x : acc) x = x * b + a;
-        // Keeps the accumulators in registers and the loop alive.
-        for (auto &x : acc) asm volatile("" : "+x"(x));
+      // Ten independent sums in registers: enough to hide the latency of a multiply-add.
+      const v8 a = {1e-9f}, b = {1.f};
+      v8 s0 = b, s1 = b, s2 = b, s3 = b, s4 = b, s5 = b, s6 = b, s7 = b, s8 = b, s9 = b;
+      for (int64_t i = 0; i < kRounds / 10; ++i) {
+        s0 = s0 * b + a, s1 = s1 * b + a, s2 = s2 * b + a, s3 = s3 * b + a, s4 = s4 * b + a;
+        s5 = s5 * b + a, s6 = s6 * b + a, s7 = s7 * b + a, s8 = s8 * b + a, s9 = s9 * b + a;
+        asm volatile("" : "+x"(s0), "+x"(s1), "+x"(s2), "+x"(s3), "+x"(s4), "+x"(s5), "+x"(s6), "+x"(s7), "+x"(s8), "+x"(s9));
       }
+      const v8 all = s0 + s1 + s2 + s3 + s4 + s5 + s6 + s7 + s8 + s9;
       float total = 0;
-      for (auto &x : acc) total += x[0];
+      for (int lane = 0; lane < 8; ++lane) total += all[lane];
       sink = sink + static_cast<uint64_t>(total);
     });
     if (fma < best_fma) best_fma = fma;
