@@ -24,6 +24,9 @@ export async function cmakeBuild(name: string, options: string[], targets: strin
   const done = join(folder, `.done-${targets.join("-")}`);
   if (existsSync(done)) return folder;
   say(`building ${targets.join(", ")} (${name})`);
+  // Begun from another checkout and not finished: CMake refuses such a tree.
+  const cache = join(folder, "CMakeCache.txt");
+  if (existsSync(cache) && !readFileSync(cache, "utf8").includes(`CMAKE_HOME_DIRECTORY:INTERNAL=${join(root, "native")}\n`)) rmSync(folder, { recursive: true, force: true });
   mkdirSync(folder, { recursive: true });
   await $`cmake -S ${join(root, "native")} -B ${folder} -DCMAKE_BUILD_TYPE=Release ${options}`.quiet();
   await $`cmake --build ${folder} -j ${availableParallelism()} ${targets.flatMap((target) => ["--target", target])}`;
