@@ -22,6 +22,8 @@ export class FakeEngine implements ServingEngine, MetricsSource {
   tokensPerOutput = 1;
   /** Fails the running sequences with this at the next token. */
   failure: string | null = null;
+  /** Tokens of a request before `failure` strikes it. */
+  failAfter = 0;
   /** Refuses the next request with this. */
   refusal: EngineError | null = null;
   /** Logprobs of the chosen token and of its alternatives. */
@@ -75,7 +77,7 @@ export class FakeEngine implements ServingEngine, MetricsSource {
           yield { ...this.output(usage), finishReason: "cancelled" };
           return;
         }
-        if (this.failure !== null) {
+        if (this.failure !== null && usage.completionTokens >= this.failAfter) {
           reason = "error";
           yield { ...this.output(usage), finishReason: "error", error: this.failure };
           return;
