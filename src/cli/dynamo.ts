@@ -20,7 +20,7 @@ const workerFlags = flags({
 });
 
 /** Names that end up in discovery keys and request-plane paths. */
-const NAME = /^[a-z0-9_-]+$/;
+const NAME = /^[a-z0-9_-]{1,64}$/;
 
 type Env = Record<string, string | undefined>;
 
@@ -33,7 +33,7 @@ export function dynamoConfig(argv: readonly string[], env: Env, license: License
   if (mode !== "agg" && mode !== "aggregated" && mode !== "prefill" && mode !== "decode")
     throw new UsageError(`--disaggregation-mode / DYN_DISAGGREGATION_MODE: expected agg, prefill or decode, got "${values.disaggregationMode}"`);
   for (const key of ["namespace", "component", "endpoint"] as const)
-    if (!NAME.test(values[key])) throw new UsageError(`--${key} / DYN_${key.toUpperCase()}: expected lower-case letters, digits, - and _, got "${values[key]}"`);
+    if (!NAME.test(values[key])) throw new UsageError(`--${key} / DYN_${key.toUpperCase()}: expected up to 64 lower-case letters, digits, - and _, got "${values[key]}"`);
   return Object.freeze({
     engine: engineConfig(values, license, licenseKey),
     worker: Object.freeze({

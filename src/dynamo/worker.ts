@@ -1,5 +1,5 @@
 import { randomBytes } from "node:crypto";
-import { accessSync, constants } from "node:fs";
+import { accessSync, constants, statSync } from "node:fs";
 import type { DynamoConfig } from "../config/engine-config.ts";
 import { UsageError } from "../config/flags.ts";
 import { VERSION } from "../config/version.ts";
@@ -179,11 +179,14 @@ class DynamoWorker {
   #checkTemplate(): void {
     const path = this.config.worker.customJinjaTemplate;
     if (path === null) return;
+    const source = "--custom-jinja-template / DYN_CUSTOM_JINJA_TEMPLATE";
     try {
       accessSync(path, constants.R_OK);
     } catch (error) {
-      throw new UsageError(`--custom-jinja-template / DYN_CUSTOM_JINJA_TEMPLATE: cannot read "${path}": ${(error as Error).message}`);
+      throw new UsageError(`${source}: cannot read "${path}": ${(error as Error).message}`);
     }
+    // Reading a fifo would wait for a writer, through any signal.
+    if (!statSync(path).isFile()) throw new UsageError(`${source}: expected a regular file, got "${path}"`);
   }
 
   #openDiscovery(): Discovery {

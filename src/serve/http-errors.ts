@@ -35,6 +35,12 @@ export const badRequest = (message: string, param: string | null = null, code: s
 
 export const unavailable = (message: string): HttpError => new HttpError(503, "overloaded_error", message);
 
+/** Sessions do not exist here, so a request that names one cannot be part of it. @throws HttpError 404 */
+export function refuseSession(headers: Headers): void {
+  const session = headers.get("x-layerscale-session-id");
+  if (session !== null) throw new HttpError(404, "not_found_error", `x-layerscale-session-id: no session ${JSON.stringify(session.slice(0, 128))}`);
+}
+
 /** The client has gone: nobody reads the answer. Never a response of its own. */
 export class ClientGone extends Error {
   override name = "ClientGone";

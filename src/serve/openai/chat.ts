@@ -3,7 +3,7 @@ import { z } from "zod";
 import type { SamplingParams } from "../../engine/types.ts";
 import { answer } from "../answer.ts";
 import type { RequestContext } from "../app.ts";
-import { badRequest, HttpError } from "../http-errors.ts";
+import { badRequest, refuseSession } from "../http-errors.ts";
 import { type JsonBody, parseJsonObject } from "../json.ts";
 import type { Serving } from "../serving.ts";
 import { collectText, generateText, type TextDelta } from "./generation.ts";
@@ -134,10 +134,4 @@ async function* chatFrames(serving: Serving, head: Record<string, unknown>, call
     if (call.includeUsage) yield { ...head, choices: [], usage: usageObject(delta.usage) };
     return;
   }
-}
-
-/** Sessions do not exist here, so a request that names one cannot be part of it. @throws HttpError 404 */
-function refuseSession(headers: Headers): void {
-  const session = headers.get("x-layerscale-session-id");
-  if (session !== null) throw new HttpError(404, "not_found_error", `x-layerscale-session-id: no session ${JSON.stringify(session.slice(0, 128))}`);
 }

@@ -3,7 +3,7 @@ import { z } from "zod";
 import type { SamplingParams, Usage } from "../../engine/types.ts";
 import { answer } from "../answer.ts";
 import type { RequestContext } from "../app.ts";
-import { badRequest } from "../http-errors.ts";
+import { badRequest, refuseSession } from "../http-errors.ts";
 import { type JsonBody, parseJsonObject } from "../json.ts";
 import type { Serving } from "../serving.ts";
 import { type AnswerToken, collectText, generateText, merge, type TextDelta } from "./generation.ts";
@@ -82,6 +82,7 @@ async function encodePrompts(serving: Serving, prompts: CompletionCall["prompts"
 
 /** POST /v1/completions */
 export async function completions(context: RequestContext): Promise<Response> {
+  refuseSession(context.request.headers);
   const body = await context.app.bodies.with(context.request, parseJsonObject);
   const serving = context.app.admit();
   const call = readCompletion(serving, body);

@@ -73,6 +73,16 @@ describe("the executable, alone in a folder", () => {
     expect(result.code).toBe(code);
   });
 
+  test.each(["directory", "fifo"])("a chat template that is a %s is refused at once, in one line", (kind) => {
+    const template = join(folder, `template-${kind}`);
+    if (kind === "fifo") expect(Bun.spawnSync(["mkfifo", template]).exitCode).toBe(0);
+    else mkdirSync(template);
+    const env = { LAYERSCALE_LICENSE_KEY: key, DYN_DISCOVERY_BACKEND: "file", DYN_FILE_KV: join(folder, "kv"), DYN_TCP_RPC_HOST: "127.0.0.1" };
+    const result = run(["dynamo", "--model", gguf, "--custom-jinja-template", template], env);
+    expect(result.err.trim().split("\n").filter((text) => !text.startsWith("{"))).toEqual([expect.stringContaining("expected a regular file")]);
+    expect(result.code).toBe(2);
+  });
+
   test("a .env file beside it changes nothing", () => {
     writeFileSync(join(folder, ".env"), `LAYERSCALE_LICENSE_KEY=${key}\n`);
     expect(run(["--help"]).code).toBe(78);

@@ -58,6 +58,9 @@ describe("dynamo options", () => {
     expect(dynamo(["--namespace", "b"], { DYN_NAMESPACE: "a" }).worker.namespace).toBe("b");
     expect(dynamo([], { DYN_NAMESPACE: "" }).worker.namespace).toBe("dynamo");
   });
+  test.each(["UPPER", "a b", "", "n".repeat(65), "a/b"])("namespace %p is refused before anything is loaded", (name) => {
+    expect(usage(() => dynamo(["--namespace", name]))).toContain("--namespace");
+  });
   test("encode is refused with its reason", () => expect(usage(() => dynamo(["--disaggregation-mode", "encode"]))).toContain("no separate encoder"));
   test("a bad value from a variable names the variable", () => {
     expect(usage(() => dynamo([], { DYN_ENDPOINT_TYPES: "chat,foo" }))).toContain("DYN_ENDPOINT_TYPES");

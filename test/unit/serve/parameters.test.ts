@@ -82,7 +82,9 @@ for (const { path, base, refused, neutral } of cases) {
 
 test("a session header names a session that does not exist", async () => {
   await using server = startServer(says("x"));
-  const response = await server.post("/v1/chat/completions", { messages: [{ role: "user", content: "hi" }] }, { "x-layerscale-session-id": "sess_1" });
-  expect(response.status).toBe(404);
-  expect(((await response.json()) as any).error).toMatchObject({ type: "not_found_error" });
+  for (const [path, body] of [["/v1/chat/completions", { messages: [{ role: "user", content: "hi" }] }], ["/v1/completions", { prompt: "hi" }]] as const) {
+    const response = await server.post(path, body, { "x-layerscale-session-id": "sess_1" });
+    expect([path, response.status]).toEqual([path, 404]);
+    expect(((await response.json()) as any).error).toMatchObject({ type: "not_found_error" });
+  }
 });
