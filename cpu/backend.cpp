@@ -55,6 +55,7 @@ class CpuBackend final : public Backend {
       out.rows[i].top.clear();
       if (row.sample) sampling_.push_back(i);
     }
+    for (const PageCopy &copy : batch.copies) memory_.copy(static_cast<uint32_t>(copy.from), static_cast<uint32_t>(copy.to));
     if (batch.rows.empty()) return Status::good();
     const float *hidden = model_.forward(pool_, batch, memory_);
     const uint32_t total = static_cast<uint32_t>(sampling_.size());

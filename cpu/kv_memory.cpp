@@ -64,6 +64,10 @@ Status KvMemory::reserve(uint32_t pages) {
   return Status::good();
 }
 
+void KvMemory::copy(uint32_t from, uint32_t to) const {
+  for (uint32_t l = 0; l < layers_; ++l) std::memcpy(layer(l) + to * page_bytes_, layer(l) + from * page_bytes_, page_bytes_);
+}
+
 void KvMemory::store(uint32_t layer_index, uint32_t page, uint32_t slot, const float *k, const float *v) const {
   uint8_t *block = layer(layer_index) + page * page_bytes_;
   const uint32_t d_count = head_dim_;

@@ -34,6 +34,8 @@ class KvMemory {
   // Base of a layer; page p of it begins at layer(l) + p * page_bytes().
   uint8_t *layer(uint32_t index) const { return base_ + static_cast<size_t>(index) * pages_ * page_bytes_; }
 
+  // Copies what all layers keep of one page.
+  void copy(uint32_t from, uint32_t to) const;
   // Stores K and V (kv_heads * head_dim floats each) of one token at place `slot` (0..15) of a page. Storing slot 0 clears the page's other
   // V places, so that a masked (zero) weight never meets what an earlier owner of the page left there.
   void store(uint32_t layer_index, uint32_t page, uint32_t slot, const float *k, const float *v) const;

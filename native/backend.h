@@ -40,9 +40,15 @@ struct StepRow {
   uint64_t seed = 0;
 };
 
+// KV of a whole page, over all layers.
+struct PageCopy {
+  int32_t from = 0, to = 0;
+};
+
 struct StepBatch {
   uint32_t step = 0;
   uint32_t tokens = 0;  // sum of len
+  std::vector<PageCopy> copies;  // done in this order, before any row
   std::vector<StepRow> rows;
 };
 

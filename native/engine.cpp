@@ -68,6 +68,7 @@ Status Engine::create_pool(uint32_t pages) {
   cache_.emplace(*pool_, random_seed());
   slots_.assign(config_.max_seqs, Sequence{});
   free_slots_.clear();
+  copies_.reserve(config_.max_seqs);
   for (uint32_t slot = config_.max_seqs; slot > 0; --slot) free_slots_.push_back(static_cast<int32_t>(slot - 1));
   if (Status status = backend_->create_pool(pages); !status.ok()) {
     cache_.reset();
@@ -117,14 +118,36 @@ Status Engine::open(const int32_t *tokens, uint32_t count, uint64_t domain, int3
   sequence.open = true;
   sequence.serial = ++serial_;
   sequence.domain = domain;
+  sequence.pages.reserve(sequence.attached + 1);
+  sequence.tokens.reserve(sequence.completed + LS_PAGE_TOKENS);
   cache_->attach(sequence.pages);
+  if (config_.prefix_cache) copy_head(sequence, tokens, count);
 
   const int32_t slot = free_slots_.back();
   free_slots_.pop_back();
   out[0] = slot;
   out[1] = static_cast<int32_t>(sequence.completed);
+  out[2] = static_cast<int32_t>(sequence.computed());
   slots_[static_cast<size_t>(slot)] = std::move(sequence);
   return Status::good();
+}
+
+// The tokens behind the attached pages, as far as a resident page has them. Nothing here can fail.
+void Engine::copy_head(Sequence &sequence, const int32_t *tokens, uint32_t count) {
+  tokens += sequence.completed;
+  const uint32_t limit = std::min<uint32_t>(LS_PAGE_TOKENS, count - 1 - sequence.completed);
+  uint32_t same;
+  const int32_t from = cache_->match_head(sequence.domain, sequence.pages.empty() ? -1 : sequence.pages.back(), tokens, limit, same);
+  if (from < 0) return;
+  if (pool_->free_count() == 0) {
+    if (pool_->cached_count() == 0) return;
+    cache_->evict();
+  }
+  const int32_t to = pool_->take();
+  // Equal when the page to copy was itself the one to evict.
+  if (from != to) copies_.push_back({from, to});
+  sequence.pages.push_back(to);
+  sequence.tokens.insert(sequence.tokens.end(), tokens, tokens + same);
 }
 
 Status Engine::close(int32_t slot, uint32_t commit) {
@@ -134,8 +157,10 @@ Status Engine::close(int32_t slot, uint32_t commit) {
   Sequence *sequence = find_open(slot);
   if (sequence == nullptr) return invalid("slot " + std::to_string(slot) + " is not open");
   const bool keep = config_.prefix_cache && failure_.empty();
-  const uint32_t commit_pages = keep ? std::min(commit, sequence->completed) / LS_PAGE_TOKENS : 0;
-  cache_->release(sequence->domain, sequence->tokens.data(), sequence->pages, commit_pages);
+  // A copy that no step has taken up yet: its page may become another's.
+  if (sequence->attached < sequence->pages.size())
+    std::erase_if(copies_, [page = sequence->pages[sequence->attached]](const PageCopy &copy) { return copy.to == page; });
+  cache_->release(sequence->domain, sequence->tokens.data(), sequence->pages, keep ? std::min(commit, sequence->completed) : 0);
   *sequence = Sequence{};  // gives the memory back, too
   free_slots_.push_back(slot);
   return Status::good();

@@ -1,8 +1,10 @@
 // Slots, sequences and steps over one Backend. Everything about pages changes under one mutex, at open, submit, close and clear; the
 // device runs steps in the order of their submission (FIFO), which makes early frees safe:
 //  - A slot may be closed while a step with a row for it is submitted. The row still runs and its result is returned. It writes only
-//    into pages at or after its start, none of which close() commits (only pages computed by completed steps enter the tree), and
-//    whoever gets those pages next writes them in a later step.
+//    places at or after its start; close() commits tokens of completed steps only, which lie before, and whoever gets those pages next
+//    writes them in a later step.
+//  - A page copied from may be evicted before the copy runs: copies run before the rows of the step that carries them, and whoever gets
+//    the page meanwhile writes it in that step or later.
 #pragma once
 #include <array>
 #include <atomic>
@@ -54,7 +56,7 @@ class Engine {
   // LS_INTERNAL with the first broken invariant. O(pages + tokens held).
   Status check();
 
-  // out: [slot, cached tokens].
+  // out: [slot, cached tokens, start].
   Status open(const int32_t *tokens, uint32_t count, uint64_t domain, int32_t *out);
   Status close(int32_t slot, uint32_t commit);
   Status submit(const int32_t *plan, uint32_t words);
@@ -94,6 +96,7 @@ class Engine {
   std::optional<PrefixCache> cache_;
   std::vector<Sequence> slots_;
   std::vector<int32_t> free_slots_;
+  std::vector<PageCopy> copies_;  // wanted by sequences opened since the last submit; at most one for each
   uint64_t serial_ = 0;
   uint64_t plan_mark_ = 0;
 
@@ -106,6 +109,7 @@ class Engine {
   Status require(Phase phase, const char *call) const;
   Status fail_device(int32_t code, const std::string &text);
   Sequence *find_open(int32_t slot);
+  void copy_head(Sequence &sequence, const int32_t *tokens, uint32_t count);
   Status check_rows(Step &step, uint32_t &pages_needed);
   void reserve_rows(Step &step, uint32_t pages_needed);
   void commit_rows(Step &step);

@@ -67,10 +67,13 @@ void Engine::reserve_rows(Step &step, uint32_t pages_needed) {
   step.pages.clear();
   step.pages.reserve(pages);
   step.owners.assign(step.batch.rows.size(), Step::Owner{});
+  step.batch.copies.reserve(copies_.size());
 }
 
 void Engine::commit_rows(Step &step) {
   const uint64_t submission = ++submissions_;
+  step.batch.copies.assign(copies_.begin(), copies_.end());
+  copies_.clear();
   for (size_t i = 0; i < step.batch.rows.size(); ++i) {
     StepRow &row = step.batch.rows[i];
     Sequence &sequence = slots_[static_cast<size_t>(row.slot)];

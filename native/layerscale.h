@@ -17,7 +17,7 @@
 #define LAYERSCALE_H
 #include <stdint.h>
 
-#define LS_ABI_VERSION 1u
+#define LS_ABI_VERSION 2u
 #define LS_PAGE_TOKENS 16   /* tokens per KV page = one Dynamo block */
 #define LS_MAX_LOGPROBS 20  /* alternatives per sampled token */
 #define LS_MAX_LAYERS 1024
@@ -154,11 +154,12 @@ LS_API int32_t ls_pool_stats(ls_engine *engine, ls_pool_stats_t *out);
 LS_API int32_t ls_pool_check(ls_engine *engine);
 
 /* Opens a sequence and attaches the longest cached prefix of tokens, capped at the last full page boundary <= count-1.
- * domain (two words of a 64-bit id) separates caches that must not share. out: [slot, cached_tokens].
- * Allocates no new page: ls_step_submit does, as rows extend. */
+ * domain (two words of a 64-bit id) separates caches that must not share. out: [slot, cached_tokens, start].
+ * start >= cached_tokens is where computing begins: when a cached page continues the prefix with the same next tokens, that head of it
+ * is copied into a page of the sequence (the one page that opening takes; none is taken when none is free or evictable). */
 LS_API int32_t ls_seq_open(ls_engine *engine, const int32_t *tokens, uint32_t count, uint32_t domain_lo, uint32_t domain_hi, int32_t *out);
-/* Ends a sequence: its first floor(commit/16) full computed pages enter the prefix cache (0 = none), the rest are freed.
- * commit is cut to what was computed. */
+/* Ends a sequence: the pages of its first `commit` computed tokens enter the prefix cache (0 = none), the rest are freed. A last page
+ * that is not full serves as the source of copies only: it is never attached and never told in events. commit is cut to what was computed. */
 LS_API int32_t ls_seq_close(ls_engine *engine, int32_t slot, uint32_t commit);
 
 /* Submits a step. Accepted whole or refused whole (LS_NO_PAGES, LS_INVALID): a refused plan changes nothing.

@@ -7,6 +7,8 @@
 namespace ls {
 namespace {
 
+constexpr uint32_t kMaxScan = 64;  // children looked at for a common head
+
 // Multiply and fold: both halves of the 128-bit product, so that high input bits reach the low bits that pick a bucket.
 uint64_t mix(uint64_t h, uint64_t value) {
   __extension__ using u128 = unsigned __int128;
@@ -46,6 +48,23 @@ void PrefixCache::match(uint64_t domain, const int32_t *tokens, uint32_t max_pag
   }
 }
 
+int32_t PrefixCache::match_head(uint64_t domain, int32_t parent, const int32_t *tokens, uint32_t limit, uint32_t &count) const {
+  int32_t best = kNone;
+  count = 0;
+  uint32_t seen = 0;
+  for (int32_t page = first_child(parent); page != kNone && seen < kMaxScan && count < limit; page = node(page).next, ++seen) {
+    const Node &n = node(page);
+    if (n.domain != domain) continue;
+    const uint32_t most = std::min(limit, n.count);
+    uint32_t same = 0;
+    while (same < most && n.tokens[same] == tokens[same]) ++same;
+    if (same <= count) continue;
+    best = page;
+    count = same;
+  }
+  return best;
+}
+
 void PrefixCache::attach(std::span<const int32_t> path) {
   for (const int32_t page : path) {
     unlink_lru(page);
@@ -53,22 +72,53 @@ void PrefixCache::attach(std::span<const int32_t> path) {
   }
 }
 
-void PrefixCache::insert(int32_t page, uint64_t domain, int32_t parent, const int32_t *tokens) {
+void PrefixCache::insert(int32_t page, uint64_t domain, int32_t parent, const int32_t *tokens, uint32_t count) {
+  drop_covered_tails(domain, parent, tokens, count);
   Node &n = node(page);
   n.domain = domain;
   n.parent = parent;
-  n.children = 0;
+  n.child = kNone;
+  n.count = count;
+  std::copy_n(tokens, count, n.tokens.begin());
+  int32_t &first = first_child(parent);
+  n.previous = kNone;
+  n.next = first;
+  if (first != kNone) node(first).previous = page;
+  first = page;
+  pool_.make_resident(page);
+  if (count < LS_PAGE_TOKENS) return;
   n.hash = hash(domain, parent, tokens);
-  std::copy_n(tokens, LS_PAGE_TOKENS, n.tokens.begin());
   int32_t &bucket = buckets_[n.hash & (buckets_.size() - 1)];
   n.chain = bucket;
   bucket = page;
-  if (parent != kNone) ++node(parent).children;
-  pool_.make_resident(page);
   events_.stored(page);
 }
 
-void PrefixCache::release(uint64_t domain, const int32_t *tokens, std::span<const int32_t> table, uint32_t commit_pages) {
+// The rest of a sequence, `count` < 16 tokens: kept unless a sibling has them already.
+void PrefixCache::keep_tail(int32_t page, uint64_t domain, int32_t parent, const int32_t *tokens, uint32_t count) {
+  uint32_t same;
+  int32_t kept = match_head(domain, parent, tokens, count, same);
+  if (same < count) {
+    // Shared or resident: the commit ends inside pages that were attached.
+    if (pool_.resident(page) || pool_.holders(page) > 1) return;
+    insert(page, domain, parent, tokens, count);
+    kept = page;
+  }
+  path_.push_back(kept);
+}
+
+// Tails that the newcomer begins with. They have no holder: whoever copies one takes no hold.
+void PrefixCache::drop_covered_tails(uint64_t domain, int32_t parent, const int32_t *tokens, uint32_t count) {
+  uint32_t seen = 0;
+  for (int32_t page = first_child(parent), next; page != kNone && seen < kMaxScan; page = next, ++seen) {
+    const Node &n = node(page);
+    next = n.next;
+    if (n.count < LS_PAGE_TOKENS && n.count <= count && n.domain == domain && std::equal(tokens, tokens + n.count, n.tokens.begin())) remove(page);
+  }
+}
+
+void PrefixCache::release(uint64_t domain, const int32_t *tokens, std::span<const int32_t> table, uint32_t commit) {
+  const uint32_t commit_pages = commit / LS_PAGE_TOKENS;
   // path_[i]: the resident page with the content of table[i]; the same page, or an older one that makes table[i] a duplicate.
   path_.clear();
   int32_t parent = kNone;
@@ -81,11 +131,13 @@ void PrefixCache::release(uint64_t domain, const int32_t *tokens, std::span<cons
       // would break I1, so the path ends here; they bring it back when they finish.
       const bool own_prefix = parent == (i == 0 ? kNone : table[i - 1]);
       if (pool_.holders(page) > 1 && !own_prefix) break;
-      insert(page, domain, parent, page_tokens);
+      insert(page, domain, parent, page_tokens, LS_PAGE_TOKENS);
     }
     path_.push_back(page);
     parent = page;
   }
+  if (const uint32_t rest = commit % LS_PAGE_TOKENS; rest > 0 && path_.size() == commit_pages)
+    keep_tail(table[commit_pages], domain, parent, tokens + size_t{commit_pages} * LS_PAGE_TOKENS, rest);
   // Deepest first keeps children before parents in the LRU list (I2).
   for (size_t i = table.size(); i-- > 0;) {
     pool_.drop(table[i]);
@@ -95,16 +147,24 @@ void PrefixCache::release(uint64_t domain, const int32_t *tokens, std::span<cons
 }
 
 void PrefixCache::evict() {
-  const int32_t page = oldest_;
+  remove(oldest_);
+  ++evictions_;
+}
+
+// Takes a leaf out of the tree.
+void PrefixCache::remove(int32_t page) {
   const Node &n = node(page);
   unlink_lru(page);
-  int32_t *link = &buckets_[n.hash & (buckets_.size() - 1)];
-  while (*link != page) link = &node(*link).chain;
-  *link = n.chain;
-  if (n.parent != kNone) --node(n.parent).children;
-  events_.removed(page);
+  if (n.previous != kNone) node(n.previous).next = n.next;
+  else first_child(n.parent) = n.next;
+  if (n.next != kNone) node(n.next).previous = n.previous;
+  if (n.count == LS_PAGE_TOKENS) {
+    int32_t *link = &buckets_[n.hash & (buckets_.size() - 1)];
+    while (*link != page) link = &node(*link).chain;
+    *link = n.chain;
+    events_.removed(page);
+  }
   pool_.end_residence(page);
-  ++evictions_;
 }
 
 void PrefixCache::clear() {
@@ -115,6 +175,7 @@ void PrefixCache::clear() {
     pool_.end_residence(page);
   }
   std::fill(buckets_.begin(), buckets_.end(), kNone);
+  root_ = kNone;
   events_.cleared();
 }
 

@@ -16,8 +16,7 @@ std::string PrefixCache::check() const {
 
 std::string PrefixCache::check_tree() const {
   const uint32_t total = pool_.total();
-  std::vector<uint32_t> children(total, 0);
-  uint32_t residents = 0, chained = 0;
+  uint32_t residents = 0, full = 0, chained = 0, siblings = 0;
   for (uint32_t i = 0; i < total; ++i) {
     const int32_t page = static_cast<int32_t>(i);
     if (!pool_.resident(page)) {
@@ -26,21 +25,34 @@ std::string PrefixCache::check_tree() const {
     }
     ++residents;
     const Node &n = node(page);
-    if (find(n.domain, n.parent, n.tokens.data()) != page) return page_text(page) + " is not found under its own key";
+    if (n.count < 1 || n.count > LS_PAGE_TOKENS) return page_text(page) + " has " + std::to_string(n.count) + " tokens";
+    const bool tail = n.count < LS_PAGE_TOKENS;
+    full += !tail;
+    if (tail && n.child != kNone) return page_text(page) + " is a tail and has children";
+    if (tail && pool_.holders(page) > 0) return page_text(page) + " is a tail and is held";
+    if (tail && events_.stored_pending(page)) return page_text(page) + " is a tail and has a STORED event pending";
+    if (!tail && find(n.domain, n.parent, n.tokens.data()) != page) return page_text(page) + " is not found under its own key";
     if (n.parent == kNone) continue;
     if (n.parent < 0 || static_cast<uint32_t>(n.parent) >= total || !pool_.resident(n.parent))
       return page_text(page) + " has parent " + std::to_string(n.parent) + ", which is not in the tree";
     if (node(n.parent).domain != n.domain) return page_text(page) + " is in another domain than its parent";
     if (pool_.holders(page) > 0 && pool_.holders(n.parent) == 0) return page_text(page) + " is held, its parent " + std::to_string(n.parent) + " is not";
-    ++children[static_cast<size_t>(n.parent)];
   }
+  const auto walk_siblings = [&](int32_t parent) -> std::string {
+    int32_t previous = kNone;
+    for (int32_t page = first_child(parent); page != kNone; previous = page, page = node(page).next)
+      if (++siblings > residents || !pool_.resident(page) || node(page).parent != parent || node(page).previous != previous) return "children of page " + std::to_string(parent) + ": broken link at page " + std::to_string(page);
+    return {};
+  };
+  if (std::string text = walk_siblings(kNone); !text.empty()) return text;
   for (uint32_t i = 0; i < total; ++i)
-    if (pool_.resident(static_cast<int32_t>(i)) && nodes_[i].children != children[i])
-      return page_text(static_cast<int32_t>(i)) + " counts " + std::to_string(nodes_[i].children) + " children, the tree shows " + std::to_string(children[i]);
+    if (pool_.resident(static_cast<int32_t>(i)))
+      if (std::string text = walk_siblings(static_cast<int32_t>(i)); !text.empty()) return text;
+  if (siblings != residents) return "lists of children hold " + std::to_string(siblings) + " pages, the tree " + std::to_string(residents);
   for (const int32_t bucket : buckets_)
     for (int32_t page = bucket; page != kNone; page = node(page).chain)
-      if (++chained > residents) return "hash chains hold more pages than the tree";
-  if (chained != residents) return "hash chains hold " + std::to_string(chained) + " pages, the tree " + std::to_string(residents);
+      if (++chained > full) return "hash chains hold more pages than the tree";
+  if (chained != full) return "hash chains hold " + std::to_string(chained) + " pages, the tree " + std::to_string(full) + " full ones";
   // Each page reaches a root: walk up until a page already known to.
   std::vector<uint8_t> rooted(total, 0);
   std::vector<int32_t> walk;

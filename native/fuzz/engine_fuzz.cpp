@@ -127,7 +127,7 @@ void fuzz_plan(Input in) {
 
 void fuzz_calls(Input in) {
   Rig &rig = served().rig;
-  int32_t out[2], words[64];
+  int32_t out[3], words[64];
   for (int i = 0; i < 32 && in.size > 0; ++i) {
     switch (in.value<uint8_t>() % 6) {
       case 0: {

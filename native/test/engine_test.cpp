@@ -42,7 +42,7 @@ TEST("a prompt in chunks, then tokens one by one") {
   CHECK_EQ(r.held, 4u);
   CHECK_EQ(rig.close(seq.slot), LS_OK);
   rig.check();
-  CHECK_EQ(rig.stats().cached, 3u);
+  CHECK_EQ(rig.stats().cached, 4u);  // the last one a tail
   CHECK_EQ(rig.stats().held, 0u);
 }
 
@@ -52,19 +52,79 @@ TEST("a prefix hit is capped at the last full page before the last token") {
     rig.serve(range(0, 48));
     const Opened seq = rig.open(range(0, n));
     CHECK_EQ(seq.cached, (n - 1) / 16 * 16);
-    rig.compute(seq.slot, range(0, n), seq.cached);
+    CHECK_EQ(seq.start, n - 1);  // the head of a page that is known further is copied
+    rig.compute(seq.slot, range(0, n), seq.start);
     rig.check();
   }
 }
 
-TEST("commit takes full computed pages only") {
-  struct Case { uint32_t computed, commit, cached; };
-  for (const Case c : {Case{40, ~0u, 2}, Case{40, 32, 2}, Case{40, 31, 1}, Case{40, 15, 0}, Case{40, 0, 0}, Case{16, 16, 1}, Case{15, 100, 0}}) {
+TEST("commit takes computed tokens only; a last page that is not full is kept and not reported") {
+  struct Case { uint32_t computed, commit, cached, stored; };
+  for (const Case c : {Case{40, ~0u, 3, 2}, Case{40, 32, 2, 2}, Case{40, 31, 2, 1}, Case{40, 15, 1, 0}, Case{40, 0, 0, 0}, Case{16, 16, 1, 1}, Case{15, 100, 1, 0}}) {
     Rig rig;
     rig.serve(range(0, c.computed), 0, c.commit);
     CHECK_EQ(rig.stats().cached, c.cached);
     CHECK_EQ(rig.stats().free, 32 - c.cached);
+    CHECK_EQ(rig.events().size(), size_t{c.stored});
   }
+}
+
+TEST("a prompt that continues a tail is computed from the token on which it differs") {
+  Rig rig;
+  Tokens a = range(0, 44);
+  rig.serve(a);
+  Tokens b = range(0, 40);
+  b.insert(b.end(), {900, 901, 902});
+  const Opened one = rig.open(b), two = rig.open(b);  // both copy; nobody shares a page that is written
+  CHECK_EQ(one.cached, 32u);
+  CHECK_EQ(one.start, 40u);
+  CHECK_EQ(two.start, 40u);
+  CHECK_EQ(rig.stats().held, 4u);
+  rig.check();
+  CHECK_EQ(rig.submit({{.slot = one.slot, .start = 40, .tokens = {900, 901, 902}}, {.slot = two.slot, .start = 40, .tokens = {900, 901, 902}}}), LS_OK);
+  CHECK_EQ(rig.wait_token(), next_token(b, rig.config.vocab));
+  CHECK_EQ(rig.close(one.slot), LS_OK);
+  CHECK_EQ(rig.close(two.slot), LS_OK);
+  rig.check();
+  CHECK_EQ(rig.stats().cached, 4u);  // two tails under one prefix, the third a duplicate
+  CHECK_EQ(rig.open(a).start, 43u);  // the first tail was not written
+}
+
+TEST("a copy waits for the next step whoever it is of, and is forgotten with its sequence") {
+  Rig rig({.pages = 4, .max_seqs = 3});
+  const Tokens a = range(0, 24), b = range(0, 25), c = range(500, 16);
+  rig.serve(a);
+  const Opened one = rig.open(b);
+  CHECK_EQ(one.start, 24u);
+  const Opened other = rig.open(c);
+  CHECK_EQ(rig.submit({{.slot = other.slot, .tokens = c}}), LS_OK);  // carries the copy for `one`
+  CHECK_EQ(rig.wait_token(), next_token(c, rig.config.vocab));
+  CHECK_EQ(rig.close(other.slot, 0), LS_OK);
+  const Opened gone = rig.open(b);
+  CHECK_EQ(gone.start, 24u);
+  CHECK_EQ(rig.close(gone.slot), LS_OK);
+  rig.check();
+  const Opened next = rig.open(c);
+  CHECK_EQ(rig.submit({{.slot = next.slot, .tokens = c}}), LS_OK);  // on the page that the forgotten copy would have filled
+  CHECK_EQ(rig.wait_token(), next_token(c, rig.config.vocab));
+  CHECK_EQ(rig.submit({{.slot = next.slot, .start = 16, .tokens = {-1}}, {.slot = one.slot, .start = 24, .tokens = {24}}}), LS_OK);
+  const Result r = rig.wait();
+  CHECK_EQ(r.rows.at(0).token, greedy_last(c, 2, rig.config.vocab));
+  CHECK_EQ(r.rows.at(1).token, next_token(b, rig.config.vocab));
+}
+
+TEST("a prompt as large as the pool may copy from the page that it evicts for it") {
+  Rig rig({.pages = 3, .max_seqs = 1});
+  rig.serve(range(0, 40));  // fills the pool: two full pages and a tail
+  CHECK_EQ(rig.stats().free, 0u);
+  const Tokens b = range(0, 48);
+  const Opened seq = rig.open(b);
+  CHECK_EQ(seq.cached, 32u);
+  CHECK_EQ(seq.start, 40u);
+  CHECK_EQ(rig.stats().held, 3u);
+  rig.compute(seq.slot, b, seq.start);
+  CHECK_EQ(rig.close(seq.slot), LS_OK);
+  rig.check();
 }
 
 TEST("with the prefix cache off nothing is kept and nothing reported") {
@@ -125,7 +185,7 @@ TEST("a slot closed with a step in flight: its row still runs, unfinished pages 
   CHECK_EQ(rig.submit({{.slot = one.slot, .start = 32, .tokens = {-1}}}), LS_OK);
   CHECK_EQ(rig.close(one.slot), LS_OK);
   rig.check();
-  CHECK_EQ(rig.stats().cached, 1u);  // 31 tokens had completed
+  CHECK_EQ(rig.stats().cached, 2u);  // 31 tokens had completed: a page and a tail, which the row in flight does not reach
   const Opened two = rig.open(b);
   CHECK_EQ(two.slot, one.slot);
   CHECK_EQ(rig.wait_token(), next_token(range(0, 32), rig.config.vocab));
@@ -160,7 +220,7 @@ TEST("open: limits, slots and ids") {
   CHECK_EQ(rig.open({1, -1}).code, LS_INVALID);
   CHECK_EQ(rig.open({1, 1000}).code, LS_INVALID);
   CHECK(last_error().find("1000") != std::string::npos);
-  int32_t out[2];
+  int32_t out[3];
   CHECK_EQ(ls_seq_open(rig.engine, nullptr, 4, 0, 0, out), LS_INVALID);
   CHECK_EQ(rig.snapshot(), before);
   CHECK_EQ(rig.open(range(0, 256)).code, LS_OK);

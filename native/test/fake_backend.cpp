@@ -1,5 +1,6 @@
 #include "fake_backend.h"
 
+#include <algorithm>
 #include <memory>
 #include <stdexcept>
 #include <thread>
@@ -62,6 +63,8 @@ class FakeBackend final : public Backend {
     if (std::exchange(d.run_throws, false)) throw std::runtime_error("injected");
     if (!d.run_status.ok()) return std::exchange(d.run_status, Status::good());
     if (std::string text = inspect(batch); !text.empty()) return Status::fail(LS_INTERNAL, "fake device: " + text);
+    for (const PageCopy &copy : batch.copies)
+      std::copy_n(d.memory.begin() + static_cast<std::ptrdiff_t>(copy.from) * LS_PAGE_TOKENS, LS_PAGE_TOKENS, d.memory.begin() + static_cast<std::ptrdiff_t>(copy.to) * LS_PAGE_TOKENS);
     for (const StepRow &row : batch.rows)
       for (uint32_t i = 0; i < row.len; ++i) at(row, row.start + i) = row.tokens[i];
     for (const StepRow &row : batch.rows) {

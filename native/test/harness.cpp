@@ -101,9 +101,9 @@ Rig::Rig(const Options &options) : config(small_config(options)) {
 Rig::~Rig() { ls_engine_destroy(engine); }
 
 Opened Rig::open(const Tokens &tokens, uint64_t domain) {
-  int32_t out[2] = {-1, 0};
+  int32_t out[3] = {-1, 0, 0};
   const int32_t code = ls_seq_open(engine, tokens.data(), static_cast<uint32_t>(tokens.size()), static_cast<uint32_t>(domain), static_cast<uint32_t>(domain >> 32), out);
-  return {code, out[0], static_cast<uint32_t>(out[1])};
+  return {code, out[0], static_cast<uint32_t>(out[1]), static_cast<uint32_t>(out[2])};
 }
 
 int32_t Rig::submit(const std::vector<RowSpec> &rows, uint32_t step) {
@@ -163,7 +163,7 @@ void Rig::compute(int32_t slot, const Tokens &tokens, uint32_t from) {
 uint32_t Rig::serve(const Tokens &tokens, uint64_t domain, uint32_t commit) {
   const Opened seq = open(tokens, domain);
   if (seq.code != LS_OK) throw std::runtime_error("open: " + last_error());
-  compute(seq.slot, tokens, seq.cached);
+  compute(seq.slot, tokens, seq.start);
   CHECK_EQ(close(seq.slot, commit), LS_OK);
   check();
   return seq.cached;

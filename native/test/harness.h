@@ -62,7 +62,7 @@ struct Event {
 };
 struct Opened {
   int32_t code = 0, slot = -1;
-  uint32_t cached = 0;
+  uint32_t cached = 0, start = 0;
 };
 
 // An engine that is ready to serve. Every wrapper returns the ABI's status.

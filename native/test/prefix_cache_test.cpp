@@ -34,7 +34,7 @@ struct Fixture {
     return table;
   }
   void close(const Tokens &tokens, const std::vector<int32_t> &table, uint64_t domain = 0, uint32_t commit = ~0u) {
-    cache.release(domain, tokens.data(), table, std::min<uint32_t>(commit, static_cast<uint32_t>(table.size())));
+    cache.release(domain, tokens.data(), table, std::min<uint32_t>(commit, static_cast<uint32_t>(table.size())) * LS_PAGE_TOKENS);
   }
   std::vector<int32_t> serve(const Tokens &tokens, uint64_t domain = 0) {
     const std::vector<int32_t> table = open(tokens, domain);
@@ -292,6 +292,48 @@ TEST("a chain of 100,000 pages: match, evict, clear, check, without recursion") 
   f.cache.clear();
   f.check();
   CHECK_EQ(f.pool.free_count(), kPages + 1);
+}
+
+TEST("tails: leaves that give their head to copies, are told to nobody and go with the longer ones") {
+  Fixture f(16);
+  const auto keep = [&](const Tokens &tokens) {  // a sequence that ends anywhere
+    std::vector<int32_t> table = f.open(tokens);
+    if (tokens.size() % LS_PAGE_TOKENS) table.push_back(f.pool.take());
+    f.cache.release(0, tokens.data(), table, static_cast<uint32_t>(tokens.size()));
+    f.check();
+    return table;
+  };
+  const auto head = [&](int32_t parent, const Tokens &tokens, uint64_t domain = 0) {
+    uint32_t count;
+    const int32_t page = f.cache.match_head(domain, parent, tokens.data(), static_cast<uint32_t>(std::min<size_t>(tokens.size(), 16)), count);
+    return std::pair(page, count);
+  };
+  const auto table = keep(range(0, 21));
+  CHECK_EQ(f.pool.cached_count(), 2u);
+  CHECK_EQ(f.drain(), "+" + std::to_string(table[0]) + "<-1 ");
+  CHECK(head(table[0], range(16, 9)) == std::pair(table[1], 5u));
+  CHECK(head(table[0], range(16, 3)) == std::pair(table[1], 3u));
+  CHECK(head(table[0], range(17, 9)) == std::pair(-1, 0u));
+  CHECK(head(table[0], range(16, 9), 1) == std::pair(-1, 0u));
+  CHECK(head(-1, join(range(0, 7), range(100, 9))) == std::pair(table[0], 7u));  // the head of a full page
+  keep(range(0, 18));  // has no more than the tail has
+  CHECK_EQ(f.pool.cached_count(), 2u);
+  const auto longer = keep(range(0, 25));
+  CHECK_EQ(f.pool.cached_count(), 2u);
+  CHECK(head(table[0], range(16, 16)) == std::pair(longer[1], 9u));
+  keep(join(range(0, 20), range(200, 3)));  // another continuation stays beside it
+  CHECK_EQ(f.pool.cached_count(), 3u);
+  f.drain();
+  const auto full = keep(range(0, 32));  // covers the first
+  CHECK_EQ(f.drain(), "+" + std::to_string(full[1]) + "<" + std::to_string(table[0]) + " ");
+  CHECK_EQ(f.pool.cached_count(), 3u);
+  f.cache.evict();
+  f.check();
+  CHECK_EQ(f.drain(), std::string());  // the tail was the oldest leaf
+  CHECK(head(table[0], join(range(16, 4), range(200, 3))) == std::pair(full[1], 4u));
+  f.cache.clear();
+  f.check();
+  CHECK(head(-1, range(0, 16)) == std::pair(-1, 0u));
 }
 
 TEST("events stay bounded when nobody drains them") {

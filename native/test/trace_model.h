@@ -54,6 +54,19 @@ class Model {
     return path;
   }
 
+  // Leading tokens that a resident page has in common with what follows the path; at least one token stays to be computed.
+  uint32_t match_head(uint64_t domain, const Tokens &prompt, const std::vector<PagePtr> &path) const {
+    const size_t at = path.size() * 16, limit = std::min<size_t>(16, prompt.size() - 1 - at);
+    size_t best = 0;
+    for (const PagePtr &p : tree) {
+      if (p->domain != domain || p->parent != (path.empty() ? nullptr : path.back().get())) continue;
+      size_t same = 0;
+      while (same < limit && same < p->tokens.size() && p->tokens[same] == prompt[at + same]) ++same;
+      best = std::max(best, same);
+    }
+    return static_cast<uint32_t>(best);
+  }
+
   uint32_t held() const {
     std::set<const ModelPage *> pages;
     for (const auto &[slot, s] : open)
@@ -99,15 +112,40 @@ class Model {
       if (!p) {
         p = s.pages[i];
         if (p->holders > 1 && parent != (i == 0 ? nullptr : s.pages[i - 1].get())) break;
-        *p = {s.domain, parent, page_tokens(s.script, i), p->holders, true, 0};
-        tree.push_back(p);
+        insert(p, s.domain, parent, page_tokens(s.script, i));
       }
       path.push_back(p);
     }
+    const uint32_t kept = std::min(commit, s.completed);
+    if (kept % 16 && path.size() == kept / 16) keep_tail(s, kept, path);
     for (size_t i = s.pages.size(); i-- > 0;) {
       --s.pages[i]->holders;
       (i < path.size() ? path[i] : s.pages[i])->touched = ++clock_;
     }
+  }
+
+  void insert(const PagePtr &p, uint64_t domain, ModelPage *parent, const Tokens &tokens) {
+    std::erase_if(tree, [&](const PagePtr &q) {
+      const bool covered = q->tokens.size() < 16 && q->domain == domain && q->parent == parent && q->tokens.size() <= tokens.size() && std::equal(q->tokens.begin(), q->tokens.end(), tokens.begin());
+      if (covered) q->resident = false;
+      return covered;
+    });
+    *p = {domain, parent, tokens, p->holders, true, 0};
+    tree.push_back(p);
+  }
+
+  void keep_tail(const ModelSequence &s, uint32_t kept, std::vector<PagePtr> &path) {
+    ModelPage *parent = path.empty() ? nullptr : path.back().get();
+    const Tokens tokens(s.script.begin() + kept / 16 * 16, s.script.begin() + kept);
+    // Of several, the one that came last is touched.
+    const auto same = std::find_if(tree.rbegin(), tree.rend(), [&](const PagePtr &p) {
+      return p->domain == s.domain && p->parent == parent && p->tokens.size() >= tokens.size() && std::equal(tokens.begin(), tokens.end(), p->tokens.begin());
+    });
+    if (same != tree.rend()) return path.push_back(*same);
+    const PagePtr &page = s.pages[kept / 16];
+    if (page->resident || page->holders > 1) return;
+    insert(page, s.domain, parent, tokens);
+    path.push_back(page);
   }
 
   void clear() {
@@ -162,6 +200,7 @@ class Replay {
 inline std::set<std::pair<uint64_t, Tokens>> prefixes(const Model &model) {
   std::set<std::pair<uint64_t, Tokens>> all;
   for (const PagePtr &p : model.tree) {
+    if (p->tokens.size() < 16) continue;  // tails are not told
     Tokens prefix = p->tokens;
     for (const ModelPage *up = p->parent; up; up = up->parent) {
       CHECK(up->resident);

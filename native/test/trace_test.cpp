@@ -11,7 +11,7 @@ using namespace ls::test;
 namespace {
 
 struct Coverage {
-  uint32_t opens = 0, hits = 0, steps = 0, carries = 0, closes = 0, closed_in_flight = 0, no_pages = 0, clears = 0, refused = 0, evictions = 0;
+  uint32_t opens = 0, hits = 0, heads = 0, steps = 0, carries = 0, closes = 0, closed_in_flight = 0, no_pages = 0, clears = 0, refused = 0, evictions = 0;
 };
 
 class Trace {
@@ -105,7 +105,14 @@ class Trace {
     s.computed = s.completed = static_cast<uint32_t>(s.pages.size()) * 16;
     CHECK_EQ(seq.cached, s.computed);
     CHECK(!model_.open.contains(seq.slot));
-    model_.open[seq.slot] = std::move(s);
+    ModelSequence &opened = model_.open[seq.slot] = std::move(s);
+    const uint32_t head = caching_ ? model_.match_head(domain, prompt, opened.pages) : 0;
+    if (head > 0 && model_.free() + model_.cached() > 0) {
+      if (model_.free() == 0) model_.evict();
+      model_.extend(opened, head);
+      ++coverage.heads;
+    }
+    CHECK_EQ(seq.start, opened.computed);
     ++coverage.opens;
     coverage.hits += seq.cached > 0;
   }
@@ -247,7 +254,7 @@ Coverage traces(uint32_t pages, uint32_t max_seqs, uint32_t first_seed, uint32_t
     } catch (const std::exception &e) {
       throw std::runtime_error("seed " + std::to_string(seed) + ", " + e.what());
     }
-    for (uint32_t Coverage::*n : {&Coverage::opens, &Coverage::hits, &Coverage::steps, &Coverage::carries, &Coverage::closes, &Coverage::closed_in_flight,
+    for (uint32_t Coverage::*n : {&Coverage::opens, &Coverage::hits, &Coverage::heads, &Coverage::steps, &Coverage::carries, &Coverage::closes, &Coverage::closed_in_flight,
                                   &Coverage::no_pages, &Coverage::clears, &Coverage::refused, &Coverage::evictions})
       all.*n += trace.coverage.*n;
   }
@@ -264,7 +271,7 @@ void busy(const Coverage &c) {
 TEST("trace: a tight pool, few slots") {
   const Coverage all = traces(9, 3, 1, 4, 4000);
   busy(all);
-  CHECK(all.hits > 50 && all.no_pages > 100 && all.evictions > 200);
+  CHECK(all.hits > 50 && all.heads > 50 && all.no_pages > 100 && all.evictions > 200);
 }
 
 TEST("trace: a middling pool, more slots") {

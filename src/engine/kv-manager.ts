@@ -46,17 +46,18 @@ export class KvManager {
 
   /** Gives the sequence a slot and the longest cached prefix. */
   open(sequence: Sequence): void {
-    const { slot, cachedTokens } = this.pool.openSequence(sequence.tokens, sequence.numTokens, sequence.cacheDomain);
-    if (cachedTokens < 0 || cachedTokens >= sequence.numTokens) {
-      throw new EngineError("engine", `ls_seq_open reported ${cachedTokens} cached tokens for ${sequence.numTokens} tokens`);
+    const { slot, cachedTokens, start } = this.pool.openSequence(sequence.tokens, sequence.numTokens, sequence.cacheDomain);
+    if (cachedTokens < 0 || start < cachedTokens || start >= sequence.numTokens) {
+      throw new EngineError("engine", `ls_seq_open reported ${cachedTokens} cached tokens and start ${start} for ${sequence.numTokens} tokens`);
     }
     sequence.slot = slot;
-    sequence.numComputed = sequence.numAttached = cachedTokens;
+    sequence.numAttached = cachedTokens;
+    sequence.numComputed = start;
     this.sync();
   }
 
   /**
-   * Takes the slot away. Full pages enter the prefix cache, except those of internal requests; cached pages that were attached at
+   * Takes the slot away. Its pages enter the prefix cache, except those of internal requests; cached pages that were attached at
    * open are in the tree already and stay there.
    */
   close(sequence: Sequence): void {

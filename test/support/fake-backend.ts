@@ -82,7 +82,7 @@ export class FakeBackend implements NativeBackend {
     });
   }
 
-  openSequence(tokens: Int32Array, count: number, domain: bigint): { slot: number; cachedTokens: number } {
+  openSequence(tokens: Int32Array, count: number, domain: bigint): { slot: number; cachedTokens: number; start: number } {
     const slot = Array.from({ length: this.options.maxSeqs }, (_, index) => index).find((index) => !this.#sequences.has(index));
     if (slot === undefined) throw this.#error(ls_status.LS_NO_SLOTS, "ls_seq_open", "no slot");
     const pages: number[] = [];
@@ -96,8 +96,11 @@ export class FakeBackend implements NativeBackend {
       this.#pages[page]!.refs++;
       this.#pages[page]!.node!.used = ++this.#clock;
     }
-    this.#sequences.set(slot, { pages, computed: pages.length * PAGE, domain });
-    return { slot, cachedTokens: pages.length * PAGE };
+    const sequence = { pages, computed: pages.length * PAGE, domain };
+    this.#sequences.set(slot, sequence);
+    const cachedTokens = sequence.computed;
+    if (this.options.prefixCache) for (const token of this.#head(sequence, tokens.subarray(0, count - 1))) this.#write(sequence, token);
+    return { slot, cachedTokens, start: sequence.computed };
   }
 
   closeSequence(slot: number, commit: number): void {
@@ -201,6 +204,20 @@ export class FakeBackend implements NativeBackend {
     let roots = this.#roots.get(domain);
     if (roots === undefined) this.#roots.set(domain, (roots = new Set()));
     return roots;
+  }
+
+  /** Leading tokens that some page behind the attached ones shares with the prompt, when there is a page to copy them to. */
+  #head(sequence: { pages: number[]; computed: number; domain: bigint }, prompt: Int32Array): number[] {
+    const { free, cached } = this.poolStats();
+    if (free + cached === 0) return [];
+    let head: number[] = [];
+    for (const id of this.#children(sequence.domain, sequence.pages.at(-1) ?? null)) {
+      const { tokens } = this.#pages[id]!;
+      let same = 0;
+      while (same < tokens.length && tokens[same] === prompt[sequence.computed + same]) same++;
+      if (same > head.length) head = tokens.slice(0, same);
+    }
+    return head;
   }
 
   #write(sequence: { pages: number[]; computed: number }, token: number): void {

@@ -108,9 +108,9 @@ export class NativeDriver implements Disposable {
       key: ++this.#keys, prompt: Int32Array.from(tokens), eosTokenIds: [], stopTokenIds: [], priority: 0, cacheDomain: 0n, internal: false, submittedAt: 0,
       sampling: { temperature: 0, topP: 1, seed: 1n, maxTokens: null, ignoreEos: true, logprobs: 20 },
     });
-    const { slot, cachedTokens } = this.#backend.openSequence(Int32Array.from(tokens), tokens.length, 0n);
+    const { slot, start } = this.#backend.openSequence(Int32Array.from(tokens), tokens.length, 0n);
     sequence.slot = slot;
-    sequence.numComputed = cachedTokens;
+    sequence.numComputed = start;
     return sequence;
   }
 

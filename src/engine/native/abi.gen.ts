@@ -1,6 +1,6 @@
 // Generated from native/layerscale.h by scripts/abi-gen.ts. Do not edit: run `bun scripts/abi-gen.ts`.
 
-export const LS_ABI_VERSION = 1;
+export const LS_ABI_VERSION = 2;
 export const LS_PAGE_TOKENS = 16;
 export const LS_MAX_LOGPROBS = 20;
 export const LS_MAX_LAYERS = 1024;

@@ -53,9 +53,9 @@ export interface NativeBackend {
   poolStats(): PoolCounts;
   /** Walks every structure of pool and prefix cache; throws at the first broken invariant. */
   checkPool(): void;
-  /** Attaches the longest cached prefix of tokens[0, count), at most count-1 tokens. */
-  openSequence(tokens: Int32Array, count: number, domain: bigint): { slot: number; cachedTokens: number };
-  /** The first floor(commit/16) full pages enter the prefix cache, the rest are freed. */
+  /** Attaches the longest cached prefix of tokens[0, count). Computing begins at start: a copied head of a further page may lie between. */
+  openSequence(tokens: Int32Array, count: number, domain: bigint): { slot: number; cachedTokens: number; start: number };
+  /** The pages of the first `commit` tokens enter the prefix cache, the rest are freed. */
   closeSequence(slot: number, commit: number): void;
   /** Accepts the plan whole, or throws and changes nothing. */
   submit(plan: Int32Array, words: number): void;

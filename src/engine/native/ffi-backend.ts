@@ -55,7 +55,7 @@ export class FfiBackend implements NativeBackend {
   readonly #native: Symbols;
   #engine: Pointer | null;
   readonly #stats = new Uint32Array(new ArrayBuffer(ls_pool_stats_t.size));
-  readonly #opened = int32Words(2);
+  readonly #opened = int32Words(3);
 
   constructor(options: EngineOptions, batchTokens: number) {
     this.#library = openLibrary(options.libraryPath);
@@ -106,10 +106,10 @@ export class FfiBackend implements NativeBackend {
     this.#check("ls_pool_check", this.#native.ls_pool_check(this.#engine));
   }
 
-  openSequence(tokens: Int32Array, count: number, domain: bigint): { slot: number; cachedTokens: number } {
+  openSequence(tokens: Int32Array, count: number, domain: bigint): { slot: number; cachedTokens: number; start: number } {
     const [low, high] = splitU64(domain);
     this.#check("ls_seq_open", this.#native.ls_seq_open(this.#engine, tokens, count, low >>> 0, high >>> 0, this.#opened));
-    return { slot: this.#opened[0]!, cachedTokens: this.#opened[1]! };
+    return { slot: this.#opened[0]!, cachedTokens: this.#opened[1]!, start: this.#opened[2]! };
   }
 
   closeSequence(slot: number, commit: number): void {
