@@ -2,7 +2,7 @@
  * Side-by-side benchmark: LayerScale and the peers a user would pick instead, alternating within one run, results as ratios.
  *
  *   bun bench/compare.ts --models DIR [--classes bf16,q8_0,q4_1] [--reps 5] [--quick] [--out results.json]
- *     [--llama-server FILE] [--vllm-venv DIR] [--openvino-venv DIR]
+ *     [--measures "1 stream,prefill"] [--bf16-only "prefill,16 streams"] [--llama-server FILE] [--vllm-venv DIR] [--openvino-venv DIR]
  *
  * DIR holds SmolLM2-135M-Instruct/ (bf16 Hugging Face directory) and smol-{bf16,q8_0,q4_1}.gguf, as `bun scripts/models/convert.ts` makes them.
  */
@@ -27,6 +27,7 @@ const { values: options } = parseArgs({
     "vllm-venv": { type: "string" },
     "openvino-venv": { type: "string" },
     measures: { type: "string", default: "" },
+    "bf16-only": { type: "string", default: "" },
   },
 });
 if (!options.models) {
@@ -97,11 +98,22 @@ const all: Measure[] = [
 ];
 const wanted = options.measures.split(",").filter(Boolean);
 const measures = wanted.length ? all.filter((measure) => wanted.some((word) => measure.name.includes(word))) : all;
+const bf16Only = options["bf16-only"].split(",").filter(Boolean);
 
 const limits = await machineLimits();
 const report: { machine: unknown; rows: Row[] } = { machine: { cpu: cpus()[0]?.model, cores: cpus().length, ...limits }, rows: [] };
+let running: RunningServer[] = [];
+/** After every measure: a long run that is stopped keeps what it has. */
+const keep = () => options.out && writeFileSync(options.out, JSON.stringify(report, null, 1));
+for (const signal of ["SIGINT", "SIGTERM"] as const)
+  process.once(signal, async () => {
+    console.error(`${signal}: stopping the servers; the rows so far are complete`);
+    await Promise.all(running.map((server) => server.stop()));
+    console.log(table(report.rows, limits));
+    process.exit(130);
+  });
 for (const kind of options.classes.split(",")) {
-  const running: RunningServer[] = [];
+  running = [];
   try {
     for (const spec of servers(kind)) {
       try {
@@ -115,6 +127,7 @@ for (const kind of options.classes.split(",")) {
     // One unmeasured round, so that no server pays for its first request.
     for (const server of running) await decodeRate(8).sample(server, 1).catch((error) => console.error(String(error)));
     for (const [index, measure] of measures.entries()) {
+      if (kind !== "bf16" && bf16Only.some((word) => measure.name.includes(word))) continue;
       const samples = new Map(running.map((server) => [server.name, [] as number[]]));
       const rounds = measure.name.startsWith("decode beside") ? Math.min(3, reps) : reps;
       for (let round = 0; round < rounds; round++)
@@ -124,15 +137,16 @@ for (const kind of options.classes.split(",")) {
         }
       for (const server of running)
         report.rows.push({ kind, measure: measure.name, unit: measure.unit, better: measure.better, server: server.name, samples: samples.get(server.name)!, weightBytes: server.weightBytes });
-      console.error(`${kind}: ${measure.name} done`);
+      keep();
+      console.error(`${kind}: ${measure.name}: ${running.map((server) => `${server.name} ${samples.get(server.name)!.map((value) => value.toPrecision(4)).join(" ")}`).join(" · ")}`);
     }
     for (const server of running) report.rows.push({ kind, measure: "exec to ready", unit: "ms", better: "less", server: server.name, samples: [server.readyMs], weightBytes: server.weightBytes });
   } finally {
+    keep();
     await Promise.all(running.map((server) => server.stop()));
   }
 }
 console.log(table(report.rows, limits));
-if (options.out) writeFileSync(options.out, JSON.stringify(report, null, 1));
 
 function rotate<T>(list: T[], by: number): T[] {
   return list.map((_, i) => list[(i + by) % list.length]!);

@@ -125,7 +125,7 @@ def main():
                 model = load(directory)
                 write(directory.name, digest(sorted(directory.glob("*.safetensors"))), model, tiny_prompts(model.config.vocab_size, seed))
         source = digest([args.gguf])
-        for variant in ("q4_1", "q4_0", "q8_0", "bf16"):
+        for variant in ("q4_1", "q4_0", "q8_0", "bf16", "f16"):
             name = f"smollm2-{variant}"
             if not wanted(name):
                 continue
@@ -133,7 +133,7 @@ def main():
             if variant in ("q4_0", "q8_0"):
                 file = scratch / f"{variant}.gguf"
                 run("scripts/models/convert.ts", args.gguf, file, variant)
-            run("scripts/models/convert.ts", file, directory, "hf-bf16" if variant == "bf16" else "hf-f32")
+            run("scripts/models/convert.ts", file, directory, f"hf-{variant}" if variant in ("bf16", "f16") else "hf-f32")
             write(name, source, load(directory), text_prompts(directory))
 
 

@@ -68,10 +68,10 @@ export class NativeDriver implements Disposable {
     this.#backend.clearCache();
   }
 
-  /** Runs all items side by side; returns the predictions of each, and how many prompt tokens came from the cache. */
-  run(items: readonly Forced[], scenario: Scenario = {}): { predictions: Prediction[][]; cached: number[] } {
+  /** Runs all items side by side; returns the predictions of each, and how many prompt tokens were known when it was opened. */
+  run(items: readonly Forced[], scenario: Scenario = {}): { predictions: Prediction[][]; known: number[] } {
     const runs = [...items, ...companions(items, scenario.company ?? 0)].map((item) => this.#open(item));
-    const cached = runs.slice(0, items.length).map((run) => run.sequence.numComputed);
+    const known = runs.slice(0, items.length).map((run) => run.sequence.numComputed);
     for (;;) {
       const rows: Row[] = [];
       for (const run of runs) {
@@ -96,7 +96,7 @@ export class NativeDriver implements Disposable {
     }
     for (const run of runs) this.#backend.closeSequence(run.sequence.slot, run.sequence.numComputed);
     this.#backend.checkPool();
-    return { predictions: runs.slice(0, items.length).map((run) => run.predictions), cached };
+    return { predictions: runs.slice(0, items.length).map((run) => run.predictions), known };
   }
 
   #open(item: Forced): Run {
