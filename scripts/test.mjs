@@ -5,9 +5,11 @@ import { existsSync, mkdirSync, mkdtempSync, readdirSync, readFileSync, rmSync }
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { build } from "./build.mjs";
+import { ensureKubeApiServer } from "./lib/kubernetes.mjs";
 import { ensureModel } from "./lib/model.mjs";
+import { ensureServers } from "./lib/packages.mjs";
 import { cacheDir, COMMUNITY_KEY, executable, root } from "./lib/paths.mjs";
-import { ensureDynamoVenv } from "./lib/python-env.mjs";
+import { dynamoEnvironments, DYNAMO_VERSIONS } from "./lib/python-env.mjs";
 import { die, say } from "./lib/run.mjs";
 
 const args = process.argv.slice(2);
@@ -100,15 +102,24 @@ try {
   const bun = await build();
   const has = (group) => groups.includes(group);
   const model = has("unit") || has("e2e") ? await ensureModel() : "";
-  const python = has("unit") || has("e2e") ? await ensureDynamoVenv() : "";
+  const proofs = args.includes("--proofs");
+  const dynamo = has("unit") || has("e2e") ? await dynamoEnvironments(proofs && has("e2e")) : [];
+  const absent = DYNAMO_VERSIONS.filter((version) => has("e2e") && !dynamo.some((word) => word.startsWith(`${version}=`)));
+  if (absent.length) process.stdout.write(`tests: not with the frontends of Dynamo ${absent.join(", ")}, which are not installed; npm run proofs installs them\n`);
+  const servers = has("unit") || has("e2e") ? ensureServers() : { env: {}, missing: [] };
+  const kube = has("e2e") ? await ensureKubeApiServer() : { env: {}, missing: [] };
+  for (const line of [...servers.missing, ...kube.missing]) process.stdout.write(`tests: ${line}\n`);
   mkdirSync(join(cacheDir, "test-models"), { recursive: true });
   const env = {
     LAYERSCALE_TEST_GGUF: model,
-    LAYERSCALE_TEST_PYTHON: python,
+    LAYERSCALE_TEST_PYTHON: dynamo[0]?.split("=")[1] ?? "",
+    LAYERSCALE_TEST_DYNAMO: dynamo.join(" "),
     LAYERSCALE_TEST_EXECUTABLE: executable,
     LAYERSCALE_TEST_MODELS: join(cacheDir, "test-models"),
     LAYERSCALE_LICENSE_KEY: COMMUNITY_KEY,
-    ...(args.includes("--proofs") ? { LAYERSCALE_PROOFS: "1" } : {}),
+    ...servers.env,
+    ...kube.env,
+    ...(proofs ? { LAYERSCALE_PROOFS: "1" } : {}),
     // All traffic of tests stays on loopback.
     DYN_TCP_RPC_HOST: "127.0.0.1",
     DYN_TCP_RESPONSE_STREAM_HOST: "lo",
@@ -117,7 +128,7 @@ try {
   if (has("check")) await step("types, lint, generated bindings", () => bunTask(bun, "check"));
   if (has("native")) await nativeTests(bun);
   if (has("unit")) await bunTests(bun, "unit", "test/unit", env, 900);
-  if (has("e2e")) await bunTests(bun, "e2e", "test/e2e", env, args.includes("--proofs") ? 3600 : 1500);
+  if (has("e2e")) await bunTests(bun, "e2e", "test/e2e", env, proofs ? 5400 : 2400);
 } catch (error) {
   die(`${error.stack ?? error}\n0 passed, 1 failed`);
 } finally {

@@ -1,4 +1,4 @@
-import { isMainThread } from "node:worker_threads";
+import { isMainThread, workerData } from "node:worker_threads";
 import { dynamoConfig, dynamoHelp } from "./cli/dynamo.ts";
 import { serveConfig, serveHelp } from "./cli/serve.ts";
 import { versionText } from "./cli/version.ts";
@@ -58,6 +58,8 @@ function report(error: unknown): number {
 if (isMainThread) {
   const code = await main(process.argv.slice(2), process.env).catch(report);
   process.exit(code);
+} else if ((workerData as { kind?: unknown } | null)?.kind === "layerscale-discovery") {
+  await (await import("./dynamo/discovery/thread/run.ts")).runDiscoveryThread();
 } else {
   (await import("./engine/worker.ts")).runEngineWorker();
 }

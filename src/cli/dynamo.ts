@@ -1,4 +1,4 @@
-import type { DynamoConfig } from "../config/engine-config.ts";
+import type { DynamoConfig, DynamoEnvironment } from "../config/engine-config.ts";
 import { dynamoEnvironmentHelp, readDynamoEnvironment } from "../config/env.ts";
 import { flags, helpText, parseFlags, UsageError } from "../config/flags.ts";
 import type { License } from "../license/license.ts";
@@ -6,7 +6,7 @@ import { engineConfig, engineFlags } from "./engine-flags.ts";
 
 /** Dynamo's own worker options: names, variables and defaults are Dynamo 1.5.0's. */
 const workerFlags = flags({
-  disaggregationMode: { kind: "string", metavar: "MODE", default: "agg", env: "DYN_DISAGGREGATION_MODE", help: "Role of this worker: agg | prefill | decode" },
+  disaggregationMode: { kind: "string", metavar: "MODE", default: "agg", env: "DYN_DISAGGREGATION_MODE", help: "Role of this worker: agg | prefill | decode; encode is refused, there is no separate encoder" },
   namespace: { kind: "string", metavar: "NS", default: "dynamo", env: "DYN_NAMESPACE", help: "Dynamo namespace" },
   component: { kind: "string", metavar: "NAME", default: "backend", env: "DYN_COMPONENT", help: "Component name within the namespace" },
   endpoint: { kind: "string", metavar: "NAME", default: "generate", env: "DYN_ENDPOINT", help: "Endpoint name" },
@@ -34,6 +34,8 @@ export function dynamoConfig(argv: readonly string[], env: Env, license: License
     throw new UsageError(`--disaggregation-mode / DYN_DISAGGREGATION_MODE: expected agg, prefill or decode, got "${values.disaggregationMode}"`);
   for (const key of ["namespace", "component", "endpoint"] as const)
     if (!NAME.test(values[key])) throw new UsageError(`--${key} / DYN_${key.toUpperCase()}: expected up to 64 lower-case letters, digits, - and _, got "${values[key]}"`);
+  const environment = readDynamoEnvironment(env);
+  if (values.enableRl) checkRl(environment, values.endpoint);
   return Object.freeze({
     engine: engineConfig(values, license, licenseKey),
     worker: Object.freeze({
@@ -48,8 +50,14 @@ export function dynamoConfig(argv: readonly string[], env: Env, license: License
       excludeToolsWhenToolChoiceNone: values.excludeToolsWhenToolChoiceNone,
       enableRl: values.enableRl,
     }),
-    environment: readDynamoEnvironment(env),
+    environment,
   });
+}
+
+/** @throws UsageError */
+function checkRl({ rlEndpoint, systemPort }: DynamoEnvironment, endpoint: string): void {
+  if (rlEndpoint === endpoint) throw new UsageError(`DYN_RL_ENDPOINT: "${rlEndpoint}" is the serving endpoint; expected another name`);
+  if (systemPort === null) throw new UsageError("--enable-rl / DYN_ENABLE_RL: needs the system server; set DYN_SYSTEM_PORT to a port, or to 0 for any free one");
 }
 
 export const dynamoHelp = (): string => `layerscale dynamo: a worker of NVIDIA Dynamo 1.5

@@ -1,5 +1,6 @@
+import { isIP } from "node:net";
 import type { ServeConfig } from "../config/engine-config.ts";
-import { flags, helpText, parseFlags } from "../config/flags.ts";
+import { flags, helpText, parseFlags, UsageError } from "../config/flags.ts";
 import type { License } from "../license/license.ts";
 import { engineConfig, engineFlags } from "./engine-flags.ts";
 
@@ -11,10 +12,19 @@ const serverFlags = flags({
 
 type Env = Record<string, string | undefined>;
 
+/** A host name as resolvers take it; digits and dots alone are an address, or nothing. */
+const HOST_NAME = /^(?![0-9.]+$)[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?\.?$/;
+
+function checkHost(host: string): string {
+  const bare = host.replace(/^\[(.*)\]$/, "$1");
+  if (isIP(bare) === 0 && !HOST_NAME.test(host)) throw new UsageError(`--host / LAYERSCALE_HOST: expected an IP address or a name of this machine, got "${host}"`);
+  return bare;
+}
+
 /** @throws UsageError */
 export function serveConfig(argv: readonly string[], env: Env, license: License, licenseKey: string): ServeConfig {
   const values = parseFlags({ ...engineFlags, ...serverFlags }, argv, env);
-  return Object.freeze({ engine: engineConfig(values, license, licenseKey), host: values.host, port: values.port, apiKey: values.apiKey });
+  return Object.freeze({ engine: engineConfig(values, license, licenseKey), host: checkHost(values.host), port: values.port, apiKey: values.apiKey });
 }
 
 export const serveHelp = (): string => `layerscale serve: an HTTP server with OpenAI's API over one model

@@ -1,3 +1,5 @@
+import type { LogFilter } from "../util/log-filter.ts";
+
 /** Engine options as flags give them, shared by both subcommands. Frozen after parsing. */
 export interface EngineConfig {
   /** Directory or .gguf file. */
@@ -30,6 +32,13 @@ export interface ServeConfig {
   apiKey: boolean;
 }
 
+/** Which log lines are written. */
+export interface LogSettings {
+  filter: LogFilter;
+  /** Directives that choose among spans, of which there are none. */
+  ignored: readonly string[];
+}
+
 export type DisaggregationMode = "agg" | "prefill" | "decode";
 
 /** Dynamo's own worker options (flags with DYN_* variables). */
@@ -52,7 +61,34 @@ export interface DynamoEnvironment {
   /** DYN_FILE_KV, default <tmp>/dynamo_store_kv. */
   fileKv: string;
   etcdEndpoints: string[];
+  etcdLeaseTtlSeconds: number;
+  etcdUsername: string | null;
+  etcdPassword: string | null;
+  /** PEM files, or the PEM texts themselves. */
+  etcdCa: string | null;
+  etcdClientCert: string | null;
+  etcdClientKey: string | null;
   natsServer: string | null;
+  natsUsername: string | null;
+  natsPassword: string | null;
+  natsToken: string | null;
+  natsNkey: string | null;
+  natsCredentialsFile: string | null;
+  /** NATS_TLS_*: PEM files. */
+  natsTlsCa: string | null;
+  natsTlsCert: string | null;
+  natsTlsKey: string | null;
+  natsTlsInsecure: boolean;
+  /** Kubernetes discovery: who this pod is, and how to reach the API server. */
+  kubeDiscoveryMode: "pod" | "container";
+  podName: string | null;
+  podUid: string | null;
+  podNamespace: string | null;
+  containerName: string | null;
+  /** KUBECONFIG as given: paths joined by ":". */
+  kubeconfig: string | null;
+  kubernetesHost: string | null;
+  kubernetesPort: number;
   requestPlane: "tcp" | "nats";
   requestPlaneCodec: "json" | "msgpack";
   eventPlane: "zmq" | "nats";
@@ -65,8 +101,38 @@ export interface DynamoEnvironment {
   tcpRpcHost: string | null;
   tcpRpcPort: number;
   tcpMaxMessageSize: number;
+  /** DYN_TCP_TLS_*: PEM files. Listener: certificate, key, and who may sign its clients. */
+  tcpTlsCert: string | null;
+  tcpTlsKey: string | null;
+  tcpTlsClientCa: string | null;
+  /** Dialled answers: who may sign the frontend, the name it must bear, and what this side shows. */
+  tcpTlsCa: string | null;
+  tcpTlsInsecure: boolean;
+  tcpTlsServerName: string | null;
+  tcpTlsClientCert: string | null;
+  tcpTlsClientKey: string | null;
+  tcpTlsHandshakeSeconds: number;
   gracePeriodSeconds: number;
   selfHostMetadata: boolean;
+  /** The canary of DYN_HEALTH_CHECK_ENABLED. */
+  healthCheckEnabled: boolean;
+  canaryWaitSeconds: number;
+  healthCheckTimeoutSeconds: number;
+  /** What the canary asks instead of one token behind the model's first. */
+  healthCheckPayload: Readonly<Record<string, unknown>> | null;
+  startingHealthStatus: "ready" | "notready";
+  /** Endpoints that must be ready for /health to say so; none = all. */
+  endpointHealth: readonly string[];
+  rlEndpoint: string;
+  /** Requests that run at once; null = no limit of Dynamo's own. */
+  engineRequestLimit: number | null;
+  /** Requests that may wait beside engineRequestLimit running ones. */
+  requestQueueLimit: number;
+  stableRoutingId: string | null;
+  routeToEncoder: boolean;
+  loraEnabled: boolean;
+  otelExport: boolean;
+  log: LogSettings;
   podIp: string | null;
   namespaceSuffix: string | null;
 }

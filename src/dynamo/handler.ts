@@ -1,11 +1,14 @@
+import type { DisaggregationMode } from "../config/engine-config.ts";
 import { EngineError } from "../engine/errors.ts";
 import type { GenerateRequest, StepOutput, TokenLogprob } from "../engine/types.ts";
 import type { GenerationDefaults } from "../model/types.ts";
 import { logger } from "../telemetry/log.ts";
 import type { EngineMetrics, Outcome } from "../telemetry/metrics.ts";
-import { completionUsage, type EngineOutput, logprobFields, outputItem } from "./protocol/engine-output.ts";
+import { requestFields } from "../telemetry/trace.ts";
+import { completionUsage, type EngineOutput, logprobFields, outputItem, TokenItem } from "./protocol/engine-output.ts";
 import { internal, invalid, ProtocolError, shutdown } from "./protocol/errors.ts";
-import { parseRequest, type PreprocessedRequest, unknownFields } from "./protocol/preprocessed-request.ts";
+import { unknownFields } from "./protocol/fields.ts";
+import { parseRequest, type PreprocessedRequest } from "./protocol/preprocessed-request.ts";
 import type { Work, WorkContext } from "./request-plane/work-handler.ts";
 
 /** The part of the engine that answering needs. */
@@ -22,6 +25,7 @@ export interface StopDetector {
 export interface HandlerOptions {
   engine: GeneratingEngine;
   defaults: GenerationDefaults;
+  mode: DisaggregationMode;
   stopDetector: (stops: readonly string[], skipSpecialTokens: boolean) => StopDetector;
   metrics: Pick<EngineMetrics, "startRequest" | "countRequest">;
   /** The engine is gone: unfinished answers may continue elsewhere. */
@@ -32,6 +36,11 @@ export interface HandlerOptions {
 export const ROUTE = "dynamo";
 /** Unknown wire fields are named once each, and never more than this many. */
 const MAX_LOGGED_FIELDS = 100;
+/** Above every priority that a client can ask for (int32): a health check that waits behind a full batch says nothing about health. */
+const PROBE_PRIORITY = 2 ** 31;
+
+/** The class that the frontend answers with 503 in the prefill leg, without resting the worker. */
+const NO_TRANSFER = new ProtocolError("Unavailable", "this prefill worker cannot hand KV over: transfer between workers is not part of this version; run aggregated workers");
 
 const log = logger("layerscale::dynamo::handler");
 
@@ -65,41 +74,62 @@ function engineRequest(request: PreprocessedRequest, id: string, defaults: Gener
     },
     eosTokenIds: request.eosTokenIds,
     stopTokenIds: request.stopTokenIds,
-    priority: request.priority,
+    priority: request.healthCheck ? PROBE_PRIORITY : request.priority,
     cacheDomain: cacheDomain(request.cacheSalt),
     internal: request.healthCheck,
   };
 }
 
-/** The work of the generate endpoint of an aggregated worker. */
+/** The work of the generate endpoint. A health check, and what the router wants run whole, runs in any role. */
 export function generateHandler(options: HandlerOptions): Work {
   const logUnknown = fieldLogger();
   return async function* (body: unknown, context: WorkContext) {
     const isProbe = typeof body === "object" && body !== null && (body as Record<string, unknown>)._HEALTH_CHECK === true;
     if (!isProbe) options.metrics.startRequest();
     let outcome: Outcome = "failed";
+    const fields = requestFields(context.id, context.headers.traceparent);
+    log.debug("request received", fields);
     try {
       logUnknown(body);
       const request = parseRequest(body);
-      const answer = request.logprobs === null ? streamed : heldBack;
-      yield* answer(request, context, options);
-      outcome = "ok";
+      if (options.mode === "prefill" && !request.healthCheck && !request.whole) throw NO_TRANSFER;
+      const answer = request.logprobs === null ? new StreamedAnswer(request) : new HeldBackAnswer(request, options.stopDetector);
+      // One generator, not one that delegates to another: each of them costs several turns of the microtask queue for every token.
+      for await (const step of options.engine.generate(engineRequest(request, context.id, options.defaults), context.signal)) {
+        if (step.finishReason === "error" || step.finishReason === "cancelled") throw unfinished(step, options);
+        const item = answer.take(step);
+        if (item !== null) yield item;
+        if (!answer.complete) continue;
+        outcome = "ok";
+        return;
+      }
+      throw shutdown("the engine ended the request");
     } catch (error) {
-      if (context.signal.aborted) outcome = "cancelled";
-      throw protocolError(error);
+      if (clientLeft(context)) outcome = "cancelled";
+      const failure = protocolError(error);
+      if (outcome === "failed") log[refused(failure) ? "debug" : "error"]("request failed", { ...fields, error: failure });
+      throw failure;
     } finally {
       // A consumer that stops early (its socket is gone) ends the generator without an error.
-      if (outcome === "failed" && context.signal.aborted) outcome = "cancelled";
+      if (outcome === "failed" && clientLeft(context)) outcome = "cancelled";
       if (!isProbe) options.metrics.countRequest(ROUTE, outcome);
+      log.debug("request ended", { ...fields, outcome });
     }
   };
 }
 
+/** Aborted by the frontend, not because this worker stops: only that is the client's doing. */
+const clientLeft = ({ signal }: WorkContext): boolean => signal.aborted && !(signal.reason instanceof ProtocolError);
+
 function protocolError(error: unknown): unknown {
   if (!(error instanceof EngineError)) return error;
-  if (error.kind === "invalid") return invalid(error.param === null ? error.message : `${error.param}: ${error.message}`);
+  // The text names the field, its value and what was expected.
+  if (error.kind === "invalid") return invalid(error.message);
   return error.kind === "unavailable" ? shutdown(error.message) : shutdown(`engine failure: ${error.message}`);
 }
+
+/** The request's own fault, which is no news for whoever runs the worker. */
+const refused = (error: unknown): boolean => error === NO_TRANSFER || (error instanceof ProtocolError && typeof error.type === "object" && error.type.Backend === "InvalidArgument");
 
 /** Why a step that ends a request without an answer does so. */
 function unfinished(step: StepOutput, options: HandlerOptions): ProtocolError {
@@ -111,50 +141,61 @@ function unfinished(step: StepOutput, options: HandlerOptions): ProtocolError {
 const wireReason = (step: StepOutput, eos: readonly number[]): NonNullable<EngineOutput["finish_reason"]> =>
   step.finishReason === "length" ? "length" : step.stopTokenId !== null && eos.includes(step.stopTokenId) ? "eos" : "stop";
 
+/** Turns what the engine's steps produce for one request into the items of its answer. */
+interface Answer {
+  /** Nothing follows the item that was taken last. */
+  readonly complete: boolean;
+  /** The item to send after this step; null for none. */
+  take(step: StepOutput): unknown;
+}
+
 /** One item per engine step; pulled only as fast as the socket takes them. */
-async function* streamed(request: PreprocessedRequest, context: WorkContext, options: HandlerOptions): AsyncGenerator<unknown, void, undefined> {
-  for await (const step of options.engine.generate(engineRequest(request, context.id, options.defaults), context.signal)) {
-    if (step.finishReason === "error" || step.finishReason === "cancelled") throw unfinished(step, options);
-    const item: EngineOutput = { token_ids: step.tokenIds };
-    if (step.finishReason !== null) {
-      item.finish_reason = wireReason(step, request.eosTokenIds);
-      item.completion_usage = completionUsage(step.usage);
-      yield outputItem(item);
-      return;
-    }
-    if (step.tokenIds.length > 0) yield outputItem(item);
+class StreamedAnswer implements Answer {
+  complete = false;
+  constructor(private readonly request: PreprocessedRequest) {}
+
+  take(step: StepOutput): unknown {
+    if (step.finishReason === null) return step.tokenIds.length > 0 ? new TokenItem(step.tokenIds) : null;
+    this.complete = true;
+    return outputItem({ token_ids: step.tokenIds, finish_reason: wireReason(step, this.request.eosTokenIds), completion_usage: completionUsage(step.usage) });
   }
-  throw shutdown("the engine ended the request");
 }
 
 /**
  * With logprobs all tokens travel in the final item. The frontend sees none before, so the worker itself stops at a stop
  * string: at the token that completes it, where the frontend then cuts.
  */
-async function* heldBack(request: PreprocessedRequest, context: WorkContext, options: HandlerOptions): AsyncGenerator<unknown, void, undefined> {
-  const stops = request.stop.length > 0 ? options.stopDetector(request.stop, request.skipSpecialTokens) : null;
-  const ids: number[] = [];
-  const logprobs: TokenLogprob[] = [];
-  for await (const step of options.engine.generate(engineRequest(request, context.id, options.defaults), context.signal)) {
-    if (step.finishReason === "error" || step.finishReason === "cancelled") throw unfinished(step, options);
+class HeldBackAnswer implements Answer {
+  complete = false;
+  readonly #ids: number[] = [];
+  readonly #logprobs: TokenLogprob[] = [];
+  readonly #stops: StopDetector | null;
+
+  constructor(
+    private readonly request: PreprocessedRequest,
+    stopDetector: HandlerOptions["stopDetector"],
+  ) {
+    this.#stops = request.stop.length > 0 ? stopDetector(request.stop, request.skipSpecialTokens) : null;
+  }
+
+  take(step: StepOutput): unknown {
     const stepLogprobs = step.logprobs ?? [];
     if (stepLogprobs.length !== step.tokenIds.length) throw internal(`engine gave ${stepLogprobs.length} logprobs for ${step.tokenIds.length} tokens`);
     let stopped = false;
     for (let i = 0; i < step.tokenIds.length && !stopped; i++) {
       const id = step.tokenIds[i]!;
-      ids.push(id);
-      logprobs.push(stepLogprobs[i]!);
+      this.#ids.push(id);
+      this.#logprobs.push(stepLogprobs[i]!);
       // The end token has no text that could complete a stop string.
-      stopped = id !== step.stopTokenId && stops !== null && stops.push([id]);
+      stopped = id !== step.stopTokenId && this.#stops !== null && this.#stops.push([id]);
     }
-    if (!stopped && step.finishReason === null) continue;
-    yield outputItem({
-      token_ids: ids,
-      ...logprobFields(logprobs),
-      finish_reason: stopped ? "stop" : wireReason(step, request.eosTokenIds),
-      completion_usage: completionUsage(step.usage, ids.length),
+    if (!stopped && step.finishReason === null) return null;
+    this.complete = true;
+    return outputItem({
+      token_ids: this.#ids,
+      ...logprobFields(this.#logprobs),
+      finish_reason: stopped ? "stop" : wireReason(step, this.request.eosTokenIds),
+      completion_usage: completionUsage(step.usage, this.#ids.length),
     });
-    return;
   }
-  throw shutdown("the engine ended the request");
 }

@@ -1,21 +1,28 @@
 import { isIP } from "node:net";
 import type { DynamoConfig } from "../config/engine-config.ts";
 import { UsageError } from "../config/flags.ts";
+import { parseRequest } from "./protocol/preprocessed-request.ts";
 
 /**
  * Choices that are valid in Dynamo but not served by this build, and values that cannot work: refused before anything starts.
  * @throws UsageError naming the flag or variable, its value and what can be chosen instead
  */
-export function refuseUnbuilt({ environment, worker }: DynamoConfig): void {
+export function refuseUnbuilt({ environment }: DynamoConfig): void {
   const refuse = (name: string, value: string, instead: string): never => {
     throw new UsageError(`${name} = "${value}" is not available in this version: ${instead}`);
   };
-  if (environment.discoveryBackend === "etcd" || environment.discoveryBackend === "kubernetes")
-    refuse("DYN_DISCOVERY_BACKEND", environment.discoveryBackend, "set DYN_DISCOVERY_BACKEND=file and DYN_FILE_KV to a directory shared with the frontend");
-  if (environment.requestPlane !== "tcp") refuse("DYN_REQUEST_PLANE", environment.requestPlane, "use tcp");
-  if (environment.eventPlane !== "zmq") refuse("DYN_EVENT_PLANE", environment.eventPlane, "use zmq");
-  if (worker.disaggregationMode !== "agg") refuse("--disaggregation-mode / DYN_DISAGGREGATION_MODE", worker.disaggregationMode, "use agg");
-  if (worker.enableRl) refuse("--enable-rl / DYN_ENABLE_RL", "true", "leave it off");
-  if (environment.tcpRpcHost !== null && isIP(environment.tcpRpcHost.replace(/^\[(.*)\]$/, "$1")) === 0)
-    throw new UsageError(`DYN_TCP_RPC_HOST: expected an IP address, got "${environment.tcpRpcHost}"; frontends do not resolve names`);
+  if (environment.routeToEncoder) refuse("DYN_ROUTE_TO_ENCODER", "true", "LayerScale has no separate encoder; leave it off");
+  if (environment.loraEnabled) refuse("DYN_LORA_ENABLED", "true", "there are no LoRA adapters; leave it off");
+  if (environment.healthCheckPayload !== null) checkPayload(environment.healthCheckPayload);
+  for (const [variable, address] of [["DYN_TCP_RPC_HOST", environment.tcpRpcHost], ["POD_IP", environment.podIp]] as const)
+    if (address !== null && isIP(address.replace(/^\[(.*)\]$/, "$1")) === 0) throw new UsageError(`${variable}: expected an IP address, got "${address}"; frontends do not resolve names`);
+}
+
+/** A canary that is always refused would keep the worker out of service for ever. */
+function checkPayload(payload: Readonly<Record<string, unknown>>): void {
+  try {
+    parseRequest(payload);
+  } catch (error) {
+    throw new UsageError(`DYN_HEALTH_CHECK_PAYLOAD: not a request that this worker takes: ${(error as Error).message}`);
+  }
 }

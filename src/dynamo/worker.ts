@@ -1,48 +1,32 @@
-import { randomBytes } from "node:crypto";
-import { accessSync, constants, statSync } from "node:fs";
 import type { DynamoConfig } from "../config/engine-config.ts";
-import { UsageError } from "../config/flags.ts";
 import { VERSION } from "../config/version.ts";
-import type { EngineError } from "../engine/errors.ts";
-import type { EngineInfo, KvEvent } from "../engine/types.ts";
-import type { LoadedModel } from "../model/types.ts";
-import { logger } from "../telemetry/log.ts";
-import { EngineMetrics, type MetricsSource } from "../telemetry/metrics.ts";
-import { Detokenizer } from "../tokenizer/detokenizer.ts";
-import { StopMatcher } from "../tokenizer/stop-matcher.ts";
-import type { Tokenizer } from "../tokenizer/tokenizer.ts";
+import { logger, setLogFilter } from "../telemetry/log.ts";
+import { EngineMetrics } from "../telemetry/metrics.ts";
 import { onStopSignal, type StopSignal } from "../util/signals.ts";
 import { type Discovery, DiscoveryError } from "./discovery/discovery.ts";
-import { FileDiscovery } from "./discovery/file.ts";
-import { MemoryDiscovery } from "./discovery/memory.ts";
-import { type EndpointName, endpointKey, endpointPath, hexId, instance, instanceRecord, modelRecord } from "./discovery/records.ts";
-import { KvEventPlane } from "./event-plane/kv-event-plane.ts";
-import { generateHandler, type GeneratingEngine, type StopDetector } from "./handler.ts";
+import { openDiscovery } from "./discovery/open.ts";
+import { type EndpointName, hexId } from "./discovery/records.ts";
+import { openEventPlane } from "./event-plane/open.ts";
+import type { EventPlane } from "./event-plane/topic-publisher.ts";
+import { generateHandler, ROUTE } from "./handler.ts";
+import { Health } from "./health/health.ts";
+import { Membership } from "./membership.ts";
 import { modelCard } from "./registration/card.ts";
-import { refuseConflict } from "./registration/conflict.ts";
+import { checkTemplate } from "./registration/custom-template.ts";
 import { slug } from "./registration/slug.ts";
-import { localAddress } from "./request-plane/local-address.ts";
-import { TcpRequestPlane } from "./request-plane/tcp-server.ts";
-import { WorkHandler } from "./request-plane/work-handler.ts";
+import { openRequestPlane } from "./request-plane/open.ts";
+import { PlaneError, type RequestPlane } from "./request-plane/request-plane.ts";
+import { MAX_IN_FLIGHT, WorkHandler } from "./request-plane/work-handler.ts";
+import { ReloadableEngine } from "./rl/reloadable-engine.ts";
+import { Serving } from "./serving.ts";
+import { stopDetector } from "./stop-detector.ts";
+import { EngineRoutes } from "./system-server/engine-routes.ts";
 import { DynamoMetrics } from "./system-server/metrics.ts";
 import { SystemServer } from "./system-server/server.ts";
 import { refuseUnbuilt } from "./unbuilt.ts";
+import type { ControlledEngine, LoadedWorker, WorkerEngine } from "./worker-engine.ts";
 
-/** What a worker needs of the engine. */
-export interface WorkerEngine extends GeneratingEngine, MetricsSource {
-  readonly info: EngineInfo;
-  onFailure(listener: (error: EngineError) => void): () => void;
-  onKvEvents(listener: (events: KvEvent[]) => void): () => void;
-  drain(timeoutMs: number): Promise<boolean>;
-  stop(): Promise<void>;
-}
-
-export interface LoadedWorker {
-  engine: WorkerEngine;
-  model: LoadedModel;
-  tokenizer: Tokenizer;
-  servedName: string;
-}
+export type { LoadedWorker, WorkerEngine } from "./worker-engine.ts";
 
 /** Time for the last items of streams that end at a stop, and for the engine to give its pages back. */
 const DRAIN_MS = 5_000;
@@ -63,6 +47,7 @@ class StartError extends Error {
  * @throws UsageError for a choice this build does not serve; ModelError, EngineError from loading
  */
 export async function runDynamo(config: DynamoConfig): Promise<number> {
+  setLogFilter(config.environment.log.filter);
   refuseUnbuilt(config);
   const stop = onStopSignal();
   try {
@@ -80,15 +65,13 @@ export async function runWorker(config: DynamoConfig, stop: StopSignal, load: ()
   try {
     return await worker.run(load);
   } catch (error) {
-    if (!(error instanceof StartError || error instanceof DiscoveryError)) throw error;
+    if (!(error instanceof StartError || error instanceof DiscoveryError || error instanceof PlaneError)) throw error;
     console.error(`error: ${error.message}`);
     return 1;
   } finally {
     await worker.release();
   }
 }
-
-const randomId = (): bigint => randomBytes(8).readBigUInt64BE() || 1n;
 
 /** Waits for a promise; false when the time is over, or the signal is raised, first. */
 async function within(promise: Promise<unknown>, ms: number, also?: AbortSignal): Promise<boolean> {
@@ -104,11 +87,16 @@ async function within(promise: Promise<unknown>, ms: number, also?: AbortSignal)
 
 class DynamoWorker {
   readonly #endpoint: EndpointName;
+  readonly #health: Health;
+  readonly #routes = new EngineRoutes();
   #discovery: Discovery | null = null;
   #system: SystemServer | null = null;
-  #plane: TcpRequestPlane | null = null;
-  #events: KvEventPlane | null = null;
+  #plane: RequestPlane | null = null;
+  #eventPlane: EventPlane | null = null;
+  #membership: Membership | null = null;
   #engine: WorkerEngine | null = null;
+  #serving: Serving | null = null;
+  #metrics: DynamoMetrics | null = null;
 
   constructor(
     readonly config: DynamoConfig,
@@ -116,16 +104,25 @@ class DynamoWorker {
   ) {
     const { worker, environment } = config;
     const namespace = environment.namespaceSuffix === null ? worker.namespace : `${worker.namespace}-${environment.namespaceSuffix}`;
+    this.#health = new Health(environment.endpointHealth);
     this.#endpoint = { namespace, component: worker.component, endpoint: worker.endpoint };
   }
 
   async run(load: () => Promise<LoadedWorker>): Promise<number> {
-    this.#checkTemplate();
-    const discovery = (this.#discovery = this.#openDiscovery());
+    const { environment, worker } = this.config;
+    checkTemplate(worker.customJinjaTemplate);
+    if (environment.log.ignored.length > 0) log.warn("DYN_LOG: selectors of spans and fields have no effect", { directives: environment.log.ignored });
+    if (worker.disaggregationMode !== "agg") log.warn("KV is not transferred between workers in this version: prefill workers refuse their part, decode workers run whole requests", { mode: worker.disaggregationMode });
+    if (environment.otelExport) log.warn("OTEL_EXPORT_ENABLED has no effect: traces are not exported");
+    const discovery = (this.#discovery = await this.#openDiscovery());
+    if (discovery === null) return 0;
     const engineMetrics = new EngineMetrics({ version: VERSION });
-    const metrics = new DynamoMetrics(this.#endpoint, discovery.instanceId);
+    const metrics = (this.#metrics = new DynamoMetrics(this.#endpoint, discovery.instanceId));
     this.#system = this.#openSystemServer(async () => (await metrics.render()) + (await engineMetrics.render()));
     log.info("worker starts", { version: VERSION, instance: hexId(discovery.instanceId), ...this.#endpoint });
+
+    // Before the load, which takes long: an address in use or a missing broker is told at once.
+    if (!(await this.#openPlanes())) return 0;
 
     const startedAt = performance.now();
     const loading = load();
@@ -135,7 +132,8 @@ class DynamoWorker {
       void loading.then((late) => late.engine.stop()).catch(() => {});
       return 0;
     }
-    const { engine, model, servedName } = loaded;
+    const { model, servedName } = loaded;
+    const engine = worker.enableRl && loaded.weights ? new ReloadableEngine(loaded.engine as ControlledEngine) : loaded.engine;
     this.#engine = engine;
     const failed = Promise.withResolvers<string>();
     let failure: string | null = null;
@@ -144,23 +142,31 @@ class DynamoWorker {
       failed.resolve(error.message);
     });
     engineMetrics.setModel(servedName);
+    engineMetrics.declareRoute(ROUTE);
     engineMetrics.attach(engine);
     const names = { model: model.path, modelName: servedName };
     const loadSeconds = (performance.now() - startedAt) / 1000;
-    metrics.attach(engine, names, { slots: engine.info.maxNumSeqs, loadSeconds, prefixCache: engine.info.prefixCache });
+    const { engineRequestLimit, requestQueueLimit } = environment;
+    const capacity = engineRequestLimit === null ? MAX_IN_FLIGHT : engineRequestLimit + requestQueueLimit;
+    metrics.attach(engine, names, { slots: engine.info.maxNumSeqs, capacity, loadSeconds, prefixCache: engine.info.prefixCache });
 
-    const handler = new WorkHandler(
-      generateHandler({
-        engine,
-        defaults: model.generation,
-        stopDetector: (stops, skipSpecialTokens) => stopDetector(loaded.tokenizer, stops, skipSpecialTokens),
-        metrics: engineMetrics,
-        engineFailed: () => failure,
-      }),
-      metrics.endpoint(this.#endpoint.endpoint),
-      () => metrics.rejected(),
-    );
-    await this.#join(loaded, handler, metrics);
+    const work = generateHandler({
+      engine,
+      defaults: model.generation,
+      mode: worker.disaggregationMode,
+      stopDetector: (stops, skipSpecialTokens) => stopDetector(loaded.tokenizer, stops, skipSpecialTokens),
+      metrics: engineMetrics,
+      engineFailed: () => failure,
+    });
+    const handler = new WorkHandler(work, metrics.endpoint(this.#endpoint.endpoint), (why) => metrics.rejected(why), capacity);
+    const card = await this.#join({ ...loaded, engine }, handler, metrics);
+    const membership = this.#membership!;
+    if (this.#system)
+      this.#serving = await Serving.open({
+        config: this.config, endpoint: this.#endpoint, loaded, engine, work, handler, metrics, membership, card, system: this.#system, health: this.#health, routes: this.#routes,
+      });
+    const transport = this.#plane!.transport(this.#endpoint, membership.instanceId);
+    log.info("worker ready", { model: servedName, transport, contextLength: engine.info.contextLength, pages: engine.info.pages });
 
     const ended = await Promise.race([this.stop.requested.then(() => null), failed.promise]);
     return ended === null ? this.#leave(handler, metrics) : this.#fail(handler, ended);
@@ -169,64 +175,71 @@ class DynamoWorker {
   /** Closes what is still open; safe at any point, after any failure. */
   async release(): Promise<void> {
     await this.#discovery?.close().catch((error: unknown) => log.warn("discovery did not close", { error }));
-    this.#events?.close();
-    this.#plane?.close();
+    await this.#membership?.close();
+    await this.#eventPlane?.close();
+    await this.#plane?.close();
+    const cleanupAt = performance.now();
     if (this.#engine && !(await within(this.#engine.stop().catch((error: unknown) => log.warn("engine did not stop", { error })), ENGINE_STOP_MS)))
       log.warn("engine did not stop in time", { seconds: ENGINE_STOP_MS / 1000 });
+    this.#metrics?.cleaned((performance.now() - cleanupAt) / 1000);
     await this.#system?.close();
   }
 
-  #checkTemplate(): void {
-    const path = this.config.worker.customJinjaTemplate;
-    if (path === null) return;
-    const source = "--custom-jinja-template / DYN_CUSTOM_JINJA_TEMPLATE";
-    try {
-      accessSync(path, constants.R_OK);
-    } catch (error) {
-      throw new UsageError(`${source}: cannot read "${path}": ${(error as Error).message}`);
-    }
-    // Reading a fifo would wait for a writer, through any signal.
-    if (!statSync(path).isFile()) throw new UsageError(`${source}: expected a regular file, got "${path}"`);
+  #openDiscovery(): Promise<Discovery | null> {
+    return this.#unlessStopped(openDiscovery(this.config));
   }
 
-  #openDiscovery(): Discovery {
-    const { discoveryBackend, fileKv } = this.config.environment;
-    return discoveryBackend === "file" ? new FileDiscovery(fileKv, randomId()) : new MemoryDiscovery(randomId());
+  /** @returns false when the worker is stopped before */
+  async #openPlanes(): Promise<boolean> {
+    const { environment } = this.config;
+    this.#plane = await this.#unlessStopped(openRequestPlane(environment));
+    if (this.#plane === null) return false;
+    this.#eventPlane = await this.#unlessStopped(openEventPlane(environment, this.#plane.host));
+    return this.#eventPlane !== null;
+  }
+
+  /** What is being opened; null, with nothing left open, when the worker is stopped before. */
+  async #unlessStopped<T extends { close(): Promise<void> }>(opening: Promise<T>): Promise<T | null> {
+    const opened = await Promise.race([opening, this.stop.requested.then(() => null)]);
+    if (opened === null) void opening.then((late) => late.close()).catch(() => {});
+    return opened;
   }
 
   #openSystemServer(metrics: () => Promise<string>): SystemServer | null {
     const { systemPort: port, systemHost: host, systemHealthPath: healthPath, systemLivePath: livePath } = this.config.environment;
     if (port === null) return null;
+    const discovery = this.#discovery;
     try {
-      return new SystemServer({ host, port, healthPath, livePath, endpoint: this.#endpoint.endpoint, metrics });
+      return new SystemServer({ host, port, healthPath, livePath, health: this.#health, routes: this.#routes, metrics, ...(discovery?.metadata && { metadata: () => discovery.metadata!() }) });
     } catch (error) {
-      throw new StartError(`DYN_SYSTEM_PORT: cannot listen on ${host}:${port}: ${(error as Error).message}`);
+      throw new StartError(`DYN_SYSTEM_HOST, DYN_SYSTEM_PORT: cannot listen on ${host}:${port}: ${(error as Error).message}`);
     }
   }
 
-  async #listen(): Promise<TcpRequestPlane> {
-    const { tcpRpcHost, tcpRpcPort: port, tcpMaxMessageSize: maxMessageSize } = this.config.environment;
-    const host = (tcpRpcHost ?? localAddress()).replace(/^\[(.*)\]$/, "$1");
-    try {
-      return await TcpRequestPlane.listen({ host, port, maxMessageSize });
-    } catch (error) {
-      throw new StartError(`DYN_TCP_RPC_HOST, DYN_TCP_RPC_PORT: cannot listen on ${host}:${port}: ${(error as Error).message}`);
-    }
+  /** @returns the model's record as registered */
+  async #join(loaded: LoadedWorker, handler: WorkHandler, metrics: DynamoMetrics): Promise<Record<string, unknown>> {
+    const { engine } = loaded;
+    const card = await this.#card(loaded);
+    const { environment } = this.config;
+    const plane = this.#plane!;
+    this.#membership = await Membership.join({
+      discovery: this.#discovery!,
+      plane,
+      events: this.#eventPlane!,
+      engine,
+      metrics,
+      endpoint: this.#endpoint,
+      accept: handler.accept,
+      card,
+      codec: environment.requestPlaneCodec,
+      graceMs: environment.gracePeriodSeconds * 1000,
+    });
+    return card;
   }
 
-  /** Listens, then registers; the instance record, which makes the worker routable, comes last. */
-  async #join(loaded: LoadedWorker, handler: WorkHandler, metrics: DynamoMetrics): Promise<void> {
-    const discovery = this.#discovery!;
-    const { engine, model, servedName } = loaded;
+  /** The model's record; its files are served from now on. */
+  async #card({ engine, model, servedName }: LoadedWorker): Promise<Record<string, unknown>> {
     const { worker, environment } = this.config;
-    const id = discovery.instanceId;
-    const device = engine.info.device.startsWith("cuda") ? "cuda" : "cpu";
-    const plane = (this.#plane = await this.#listen());
-    const at = (name: EndpointName) => instance(name, id, plane.address(endpointPath(name, id)), device, environment.requestPlaneCodec);
-    plane.register(endpointPath(this.#endpoint, id), handler.accept);
-
-    this.#events = await KvEventPlane.start({ engine, plane, host: plane.host, endpoint: this.#endpoint, workerId: id, metrics, instance: at });
-    for (const record of this.#events.records) await discovery.add(record);
     const filesPath = ["/v1/metadata", this.#endpoint.namespace, this.#endpoint.component, this.#endpoint.endpoint, slug(servedName), BASE_MODEL].join("/");
     const base = environment.selfHostMetadata && this.#system ? `${this.#system.baseUrl}${filesPath}` : null;
     const { card, served } = await modelCard({
@@ -236,28 +249,18 @@ class DynamoWorker {
       architecturalContext: model.spec.maxContext,
       engine: engine.info,
       options: worker,
+      stableRoutingId: environment.stableRoutingId,
       publishesKvEvents: engine.info.prefixCache,
       url: base === null ? null : (name) => `${base}/${encodeURIComponent(name)}`,
     });
     this.#system?.serveFiles(filesPath, served);
-    const key = endpointKey(this.#endpoint, id);
-    await refuseConflict(discovery, this.#endpoint, key, card);
-    await discovery.add(modelRecord(this.#endpoint, id, card));
-    // Again, now that others see the record: of two that start together at least one notices.
-    await refuseConflict(discovery, this.#endpoint, key, card);
-    await discovery.add(instanceRecord(this.#endpoint, at(this.#endpoint)));
-    if (this.#system) this.#system.state = "ready";
-    log.info("worker ready", { model: servedName, address: plane.address(endpointPath(this.#endpoint, id)), contextLength: engine.info.contextLength, pages: engine.info.pages });
+    return card;
   }
 
   /** Leaves discovery first, serves what is open and what still arrives through the grace time, then ends the rest. */
   async #leave(handler: WorkHandler, metrics: DynamoMetrics): Promise<number> {
-    const discovery = this.#discovery!;
-    if (this.#system) this.#system.state = "stopping";
-    const key = endpointKey(this.#endpoint, discovery.instanceId);
-    await discovery.remove("v1/instances", key);
-    await discovery.remove("v1/mdc", key);
-    await discovery.close();
+    this.#serving?.stop();
+    await this.#membership!.leave();
     const graceMs = this.config.environment.gracePeriodSeconds * 1000;
     log.info("worker left discovery", { graceSeconds: graceMs / 1000, inFlight: handler.inFlight });
     await within(new Promise<never>(() => {}), graceMs, this.stop.hurry);
@@ -273,16 +276,9 @@ class DynamoWorker {
   /** The engine is gone: every stream ends with an error that another worker may continue from. */
   async #fail(handler: WorkHandler, reason: string): Promise<number> {
     log.error("engine failed, worker exits", { reason });
-    if (this.#system) this.#system.state = "stopping";
-    await this.#discovery!.close();
+    this.#serving?.stop();
+    await this.#membership!.leave();
     await handler.stop(`engine failure: ${reason}`, DRAIN_MS);
     return 1;
   }
-}
-
-/** Text of an answer, as the frontend will make it, watched for stop strings. */
-function stopDetector(tokenizer: Tokenizer, stops: readonly string[], skipSpecialTokens: boolean): StopDetector {
-  const detokenizer = new Detokenizer(tokenizer, { skipSpecialTokens });
-  const matcher = new StopMatcher(stops);
-  return { push: (ids) => matcher.push(detokenizer.push(ids)).matched !== null };
 }

@@ -1,11 +1,13 @@
 import { dlopen, type Pointer } from "bun:ffi";
-import { MessageChannel, Worker, type MessagePort } from "node:worker_threads";
+import { MessageChannel, receiveMessageOnPort, Worker, type MessagePort } from "node:worker_threads";
 import { EngineError } from "./errors.ts";
 import { symbols } from "./native/abi.gen.ts";
 import type { Command, EngineWorkerData, Report } from "./protocol.ts";
 import type { EngineOptions, EngineStartOptions, LoadProgress } from "./types.ts";
 
 const REPACK_POLL_MS = 100;
+/** Reports taken in one turn of the event loop. Enough to catch up with any engine, and other work still gets its turn. */
+const MAX_REPORTS = 64;
 /** A step in flight may be long; after this the Worker is ended from outside. */
 const STOP_WAIT_MS = 15_000;
 
@@ -23,14 +25,23 @@ export class EngineThread {
   constructor(
     options: EngineOptions,
     start: EngineStartOptions,
-    private readonly onReport: (report: Report) => void,
+    /** In order; all that had come when this thread got to it, so that a busy thread catches up instead of falling further behind. */
+    private readonly onReports: (reports: Report[]) => void,
     /** The Worker ended without having been told to. */
     private readonly onDeath: (error: EngineError) => void,
   ) {
     this.#libraryPath = options.libraryPath;
     const { port1, port2 } = new MessageChannel();
     this.#port = port1;
-    port1.on("message", (report: Report) => this.#receive(report, start.onProgress));
+    port1.on("message", (first: Report) => {
+      const reports = [first];
+      while (reports.length < MAX_REPORTS) {
+        const more = receiveMessageOnPort(port1);
+        if (more === undefined) break;
+        reports.push(more.message as Report);
+      }
+      this.#receive(reports, start.onProgress);
+    });
     const workerData: EngineWorkerData = { kind: "layerscale-engine", options, checkPages: start.checkPages ?? false, port: port2, signal: this.#signal };
     // The program's own entry: one name that holds in development and in the compiled executable.
     this.#worker = new Worker(start.workerEntry ?? Bun.main, { workerData, transferList: [port2] });
@@ -65,12 +76,15 @@ export class EngineThread {
     this.#port.close();
   }
 
-  #receive(report: Report, onProgress: EngineStartOptions["onProgress"]): void {
-    this.#stopPolling();
-    if (report.kind !== "progress") return this.onReport(report);
-    const { progress, handle } = report;
-    onProgress?.(progress);
-    if (progress.phase === "repack" && progress.percent === 0 && handle !== null && onProgress !== undefined) this.#pollRepack(handle, progress, onProgress);
+  #receive(reports: Report[], onProgress: EngineStartOptions["onProgress"]): void {
+    for (const report of reports) {
+      this.#stopPolling();
+      if (report.kind !== "progress") continue;
+      const { progress, handle } = report;
+      onProgress?.(progress);
+      if (progress.phase === "repack" && progress.percent === 0 && handle !== null && onProgress !== undefined) this.#pollRepack(handle, progress, onProgress);
+    }
+    this.onReports(reports);
   }
 
   /** The Worker blocks while weights are repacked; ls_load_progress may be asked from here. It keeps the engine until told to stop. */

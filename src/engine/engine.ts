@@ -5,14 +5,15 @@ import { EngineError } from "./errors.ts";
 import { EngineThread } from "./engine-thread.ts";
 import { OpenRequest } from "./open-request.ts";
 import { OutputStream } from "./output-stream.ts";
-import { unpackEvents, unpackOutputs, type Report, type StepMessage } from "./protocol.ts";
+import { unpackEvents, unpackOutputs, type Command, type Report, type StepMessage } from "./protocol.ts";
 import type {
   EngineInfo, EngineOptions, EngineStartOptions, EngineStats, FinishedRequest, GenerateRequest, KvEvent, StepOutput, StepReport,
 } from "./types.ts";
 import { validateRequest } from "./validate-request.ts";
 
-const log = logger("engine");
-const CLEAR_WAIT_MS = 60_000;
+const log = logger("layerscale::engine");
+/** A step in flight may be long; commands are taken between steps. */
+const COMMAND_WAIT_MS = 60_000;
 
 type EngineState = "loading" | "running" | "draining" | "stopped" | "failed";
 
@@ -47,7 +48,8 @@ export class Engine {
   readonly #thread: EngineThread;
   readonly #open = new Map<number, OpenRequest>();
   readonly #started = Promise.withResolvers<void>();
-  readonly #clears = new Map<number, PromiseWithResolvers<void>>();
+  /** Commands that the Worker has not carried out yet. */
+  readonly #asked = new Map<number, PromiseWithResolvers<void>>();
   #idle: PromiseWithResolvers<void> | null = null;
   readonly #onKvEvents = new Listeners<KvEvent[]>();
   readonly #onFailure = new Listeners<EngineError>();
@@ -55,7 +57,7 @@ export class Engine {
   readonly #onStep = new Listeners<StepReport>();
 
   private constructor(private readonly options: EngineOptions, start: EngineStartOptions) {
-    this.#thread = new EngineThread(options, start, (report) => this.#receive(report), (error) => this.#fail(error));
+    this.#thread = new EngineThread(options, start, (reports) => this.#receive(reports), (error) => this.#fail(error));
   }
 
   /** Loads weights, reserves the pool and warms up. Rejects with an EngineError that says what failed. */
@@ -124,13 +126,28 @@ export class Engine {
 
   /** Drops every cached page that no sequence holds. */
   async clearCache(): Promise<void> {
+    await this.#ask("clear its cache", (id) => ({ kind: "clear", id }));
+  }
+
+  /** No step runs once this resolves, until resume(): sequences keep their pages, newcomers wait, cancels free theirs. Idempotent. */
+  async pause(): Promise<void> {
+    await this.#ask("pause", (id) => ({ kind: "pause", id, paused: true }));
+  }
+
+  /** Idempotent. */
+  async resume(): Promise<void> {
+    await this.#ask("resume", (id) => ({ kind: "pause", id, paused: false }));
+  }
+
+  /** Waits until the Worker has carried out a command. */
+  async #ask(what: string, command: (id: number) => Command): Promise<void> {
     if (this.#state !== "running" && this.#state !== "draining") throw this.#refusal();
     const id = this.#nextKey++;
-    const cleared = Promise.withResolvers<void>();
-    this.#clears.set(id, cleared);
-    this.#thread.send({ kind: "clear", id });
-    const done = await within(cleared.promise.then(() => true), CLEAR_WAIT_MS).finally(() => this.#clears.delete(id));
-    if (done !== true) throw new EngineError("engine", `the engine did not clear its cache within ${CLEAR_WAIT_MS} ms`);
+    const asked = Promise.withResolvers<void>();
+    this.#asked.set(id, asked);
+    this.#thread.send(command(id));
+    const done = await within(asked.promise.then(() => true), COMMAND_WAIT_MS).finally(() => this.#asked.delete(id));
+    if (done !== true) throw new EngineError("engine", `the engine did not ${what} within ${COMMAND_WAIT_MS} ms`);
   }
 
   #admit(request: GenerateRequest): OpenRequest {
@@ -158,44 +175,52 @@ export class Engine {
     return new EngineError("unavailable", this.#state === "loading" ? "the engine is loading" : "the engine is stopping");
   }
 
-  #receive(report: Report | { kind: "progress" }): void {
-    switch (report.kind) {
-      case "ready":
-        this.#info = report.info;
-        this.#stats = report.stats;
-        if (this.#state === "loading") this.#state = "running";
-        this.#started.resolve();
-        break;
-      case "step":
-        this.#receiveStep(report);
-        break;
-      case "cleared":
-        this.#clears.get(report.id)?.resolve();
-        break;
-      case "fatal":
-        if (report.stats !== null) this.#stats = report.stats;
-        this.#fail(new EngineError(report.errorKind, report.message, report.param, report.code));
-        break;
-      case "progress":
-      case "stopped":
-        break;
+  /** Outputs are handed on after the last report: what several steps made for a request then travels as one output. */
+  #receive(reports: Report[]): void {
+    const touched = new Set<OpenRequest>();
+    const interTokenMs: number[] = [];
+    let stepped = false;
+    for (const report of reports) {
+      switch (report.kind) {
+        case "ready":
+          this.#info = report.info;
+          this.#stats = report.stats;
+          if (this.#state === "loading") this.#state = "running";
+          this.#started.resolve();
+          break;
+        case "step":
+          stepped = true;
+          this.#receiveStep(report, touched, interTokenMs);
+          break;
+        case "done":
+          this.#asked.get(report.id)?.resolve();
+          break;
+        case "fatal":
+          if (report.stats !== null) this.#stats = report.stats;
+          this.#fail(new EngineError(report.errorKind, report.message, report.param, report.code));
+          break;
+        case "progress":
+        case "stopped":
+          break;
+      }
     }
+    for (const open of touched) open.release();
+    if (stepped) this.#onStep.emit({ stats: this.stats(), interTokenMs });
   }
 
-  #receiveStep({ stats, outputs, errors, events }: StepMessage): void {
+  #receiveStep({ stats, outputs, errors, events }: StepMessage, touched: Set<OpenRequest>, interTokenMs: number[]): void {
     const now = monotonicMs();
-    const interTokenMs: number[] = [];
     this.#stats = stats;
     for (const output of unpackOutputs(outputs)) {
       const open = this.#open.get(output.key);
       if (open === undefined) continue;
-      const error = errors.find(([key]) => key === output.key)?.[1] ?? null;
+      const error = errors.length === 0 ? null : (errors.find(([key]) => key === output.key)?.[1] ?? null);
       const gap = open.receive(output, error, now);
       if (gap !== null && !open.internal) interTokenMs.push(gap);
+      touched.add(open);
       if (open.finished !== null) this.#forget(open);
     }
     if (events !== null) this.#onKvEvents.emit(unpackEvents(events));
-    this.#onStep.emit({ stats: this.stats(), interTokenMs });
   }
 
   #forget(open: OpenRequest): void {
@@ -212,7 +237,7 @@ export class Engine {
       open.fail(error, monotonicMs());
       this.#forget(open);
     }
-    for (const cleared of this.#clears.values()) cleared.reject(error);
+    for (const asked of this.#asked.values()) asked.reject(error);
   }
 
   #fail(error: EngineError): void {

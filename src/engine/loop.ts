@@ -34,6 +34,7 @@ export class EngineLoop {
   #refusals = 0;
   #stalledSince: number | null = null;
   #settled = true;
+  #paused = false;
   #stopping = false;
 
   constructor(
@@ -54,7 +55,7 @@ export class EngineLoop {
       const seen = Atomics.load(this.data.signal, 0);
       this.#takeCommands();
       if (this.#stopping) break;
-      const rows = this.scheduler.schedule();
+      const rows = this.#paused ? [] : this.scheduler.schedule();
       if (rows.length > 0) this.#runStep(rows);
       else this.#rest(seen);
     }
@@ -89,6 +90,11 @@ export class EngineLoop {
   /** Nothing to run: report what is pending, then sleep until the next command. */
   #rest(seen: number): void {
     if (this.#outputs.length > 0) this.#publish();
+    if (this.#paused) {
+      this.#stalledSince = null;
+      Atomics.wait(this.data.signal, 0, seen, SLEEP_MS);
+      return;
+    }
     if (this.scheduler.hasWork) {
       const now = this.clock();
       this.#stalledSince ??= now;
@@ -131,7 +137,11 @@ export class EngineLoop {
           this.backend.clearCache();
           this.scheduler.kv.sync();
           this.#publish();
-          this.#post({ kind: "cleared", id: command.id });
+          this.#post({ kind: "done", id: command.id });
+          break;
+        case "pause":
+          this.#paused = command.paused;
+          this.#post({ kind: "done", id: command.id });
           break;
         case "stop":
           this.#stopping = true;

@@ -23,14 +23,21 @@ const readText: ReadText = (path) => {
   }
 };
 
-/** Bytes that this process may still take: the kernel's estimate, or less when a control group sets a limit. */
+/** Bytes that this process may still take: the kernel's estimate, or less when a control group or its address space (ulimit -v) sets a limit. */
 export function availableMemory(read: ReadText = readText): number {
   const meminfo = read("/proc/meminfo") ?? "";
   const kib = /^MemAvailable:\s+(\d+) kB$/m.exec(meminfo)?.[1];
   const machine = kib === undefined ? Infinity : Number(kib) * 1024;
-  const available = Math.min(machine, groupHeadroom(read));
+  const available = Math.min(machine, groupHeadroom(read), addressHeadroom(read));
   if (!Number.isFinite(available)) throw new EngineError("engine", "cannot tell how much memory is available: /proc/meminfo has no MemAvailable line; give the pool size with --max-total-tokens");
   return available;
+}
+
+/** Address space still free under RLIMIT_AS; mapped weights and the pool both take it. Infinity = no limit. */
+function addressHeadroom(read: ReadText): number {
+  const limit = Number(/^Max address space\s+(\d+)\s/m.exec(read("/proc/self/limits") ?? "")?.[1] ?? NaN); // "unlimited" → NaN
+  const used = Number(/^VmSize:\s+(\d+) kB$/m.exec(read("/proc/self/status") ?? "")?.[1] ?? 0) * 1024;
+  return Number.isFinite(limit) ? Math.max(0, limit - used) : Infinity;
 }
 
 /** The tightest limit minus use over this process's control group and its parents, v2 and v1. Infinity = no limit. */

@@ -1,10 +1,11 @@
 import type { EngineError } from "./errors.ts";
 import type { PackedOutput } from "./protocol.ts";
-import type { FinishedRequest, GenerateRequest, StepOutput, TokenLogprob } from "./types.ts";
+import type { FinishedRequest, GenerateRequest, StepOutput } from "./types.ts";
 
 /**
- * One request on the main thread, between the engine's reports and its consumer. Outputs that a slow consumer has not taken yet are
- * merged into one, so a request never queues more than its own tokens; the last output is delivered exactly once.
+ * One request on the main thread, between the engine's reports and its consumer. Outputs that were not taken yet (a slow consumer, or
+ * several steps reported at once) are merged into one, so a request never queues more than its own tokens; the last output is
+ * delivered exactly once.
  */
 export class OpenRequest {
   readonly id: string;
@@ -17,7 +18,7 @@ export class OpenRequest {
   #firstTokenAt: number | null = null;
   #lastTokenAt: number | null = null;
   #pending: StepOutput | null = null;
-  #takers: PromiseWithResolvers<StepOutput | null>[] = [];
+  readonly #takers: PromiseWithResolvers<StepOutput | null>[] = [];
   /** Set by the engine's last output. */
   finished: FinishedRequest | null = null;
   cancelSent = false;
@@ -33,37 +34,47 @@ export class OpenRequest {
     this.#promptTokens = request.promptTokenIds.length;
   }
 
-  /** Takes one output of the engine in. Returns the time since the token before it, in ms, where there was one. */
+  /**
+   * Takes one output of the engine in; release() hands it on. Returns the time since the token before it, in ms, where there was one.
+   */
   receive(output: PackedOutput, error: string | null, now: number): number | null {
     if (this.finished !== null) return null;
-    const { token } = output;
+    const { token, finishReason } = output;
     let interTokenMs: number | null = null;
     this.#cachedTokens = output.cachedTokens;
     this.#queuedMs ??= output.queuedMs;
+    const pending = this.#open();
     if (token !== null) {
       this.#completionTokens++;
       this.#firstTokenAt ??= now;
       if (this.#lastTokenAt !== null) interTokenMs = now - this.#lastTokenAt;
       this.#lastTokenAt = now;
+      pending.tokenIds.push(token);
+      pending.logprobs?.push({ tokenId: token, logprob: output.logprob, top: output.top.map(([tokenId, logprob]) => ({ tokenId, logprob })) });
     }
-    const logprobs: TokenLogprob[] | null = !this.#wantsLogprobs ? null
-      : token === null ? []
-      : [{ tokenId: token, logprob: output.logprob, top: output.top.map(([tokenId, logprob]) => ({ tokenId, logprob })) }];
-    this.#deliver({
-      tokenIds: token === null ? [] : [token],
-      logprobs,
-      finishReason: output.finishReason,
-      stopTokenId: output.finishReason === "stop" ? token : null,
-      usage: this.#usage(),
-      error: output.finishReason === "error" ? (error ?? "the engine failed") : null,
-    }, now);
+    pending.usage.completionTokens = this.#completionTokens;
+    pending.usage.cachedTokens = this.#cachedTokens;
+    if (finishReason !== null) {
+      if (finishReason === "stop") pending.stopTokenId = token;
+      this.#finish(pending, finishReason, finishReason === "error" ? (error ?? "the engine failed") : null, now);
+    }
     return interTokenMs;
   }
 
   /** Ends the request because the engine is gone. */
   fail(error: EngineError, now: number): void {
-    if (this.finished !== null) return;
-    this.#deliver({ tokenIds: [], logprobs: this.#wantsLogprobs ? [] : null, finishReason: "error", stopTokenId: null, usage: this.#usage(), error: error.message }, now);
+    if (this.finished === null) this.#finish(this.#open(), "error", error.message, now);
+    this.release();
+  }
+
+  /** Gives what was received to a consumer that waits for it. */
+  release(): void {
+    if (this.#pending !== null && this.#takers.length > 0) {
+      const output = this.#pending;
+      this.#pending = null;
+      this.#takers.shift()!.resolve(output);
+    }
+    if (this.finished !== null) for (const left of this.#takers.splice(0)) left.resolve(null);
   }
 
   /** The next output; null after the last. */
@@ -85,32 +96,25 @@ export class OpenRequest {
     for (const taker of this.#takers.splice(0)) taker.resolve(null);
   }
 
-  #usage(): StepOutput["usage"] {
-    return { promptTokens: this.#promptTokens, completionTokens: this.#completionTokens, cachedTokens: this.#cachedTokens };
+  #open(): StepOutput {
+    return (this.#pending ??= {
+      tokenIds: [], logprobs: this.#wantsLogprobs ? [] : null, finishReason: null, stopTokenId: null,
+      usage: { promptTokens: this.#promptTokens, completionTokens: this.#completionTokens, cachedTokens: this.#cachedTokens },
+      error: null,
+    });
   }
 
-  #deliver(output: StepOutput, now: number): void {
-    if (output.finishReason !== null) {
-      this.finished = {
-        id: this.id,
-        finishReason: output.finishReason,
-        usage: output.usage,
-        internal: this.internal,
-        queuedMs: this.#queuedMs,
-        ttftMs: this.#firstTokenAt === null ? null : this.#firstTokenAt - this.submittedAt,
-        durationMs: now - this.submittedAt,
-      };
-    }
-    const taker = this.#takers.shift();
-    if (taker !== undefined) taker.resolve(output);
-    else this.#pending = this.#pending === null ? output : merge(this.#pending, output);
-    if (this.finished !== null) for (const left of this.#takers.splice(0)) left.resolve(null);
+  #finish(output: StepOutput, finishReason: NonNullable<StepOutput["finishReason"]>, error: string | null, now: number): void {
+    output.finishReason = finishReason;
+    output.error = error;
+    this.finished = {
+      id: this.id,
+      finishReason,
+      usage: output.usage,
+      internal: this.internal,
+      queuedMs: this.#queuedMs,
+      ttftMs: this.#firstTokenAt === null ? null : this.#firstTokenAt - this.submittedAt,
+      durationMs: now - this.submittedAt,
+    };
   }
-}
-
-/** `later` follows `earlier`, which is ours to change. */
-function merge(earlier: StepOutput, later: StepOutput): StepOutput {
-  earlier.tokenIds.push(...later.tokenIds);
-  if (later.logprobs !== null) earlier.logprobs?.push(...later.logprobs);
-  return { ...later, tokenIds: earlier.tokenIds, logprobs: earlier.logprobs };
 }

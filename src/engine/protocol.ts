@@ -22,6 +22,8 @@ export type Command =
   | ({ kind: "add" } & SequenceInit)
   | { kind: "cancel"; key: number }
   | { kind: "clear"; id: number }
+  /** No step starts between pause and resume; sequences keep their pages, newcomers wait. */
+  | { kind: "pause"; id: number; paused: boolean }
   | { kind: "stop" };
 
 /** Engine → main. At most one "step" per engine step. */
@@ -29,7 +31,8 @@ export type Report =
   | { kind: "progress"; progress: LoadProgress; /** Address for ls_load_progress. */ handle: number | null }
   | { kind: "ready"; info: EngineInfo; stats: EngineStats }
   | StepMessage
-  | { kind: "cleared"; id: number }
+  /** A "clear" or "pause" has been carried out. */
+  | { kind: "done"; id: number }
   | { kind: "fatal"; errorKind: EngineErrorKind; message: string; param: string | null; code: string | null; stats: EngineStats | null }
   /** The native engine is destroyed. */
   | { kind: "stopped" };
@@ -60,28 +63,44 @@ const OUTPUT_WORDS = 7;
 
 /** Per output [key, token | -1, finish code, cached tokens, queued ms | -1, logprob, n, then n pairs token, logprob]. */
 export function packOutputs(outputs: readonly SequenceOutput[]): Float64Array {
-  const packed = new Float64Array(outputs.reduce((sum, { top }) => sum + OUTPUT_WORDS + 2 * top.length, 0));
+  let words = 0;
+  for (const { top } of outputs) words += OUTPUT_WORDS + 2 * top.length;
+  const packed = new Float64Array(words);
   let at = 0;
   for (const { sequence, token, logprob, top, finishReason } of outputs) {
-    const queuedMs = sequence.admittedAt === null ? -1 : Math.max(0, sequence.admittedAt - sequence.submittedAt);
-    packed.set([sequence.key, token ?? -1, FINISH_CODES.indexOf(finishReason), sequence.numCached, queuedMs, logprob, top.length], at);
-    packed.set(top.flat(), at + OUTPUT_WORDS);
-    at += OUTPUT_WORDS + 2 * top.length;
+    packed[at] = sequence.key;
+    packed[at + 1] = token ?? -1;
+    packed[at + 2] = finishReason === null ? 0 : FINISH_CODES.indexOf(finishReason);
+    packed[at + 3] = sequence.numCached;
+    packed[at + 4] = sequence.admittedAt === null ? -1 : Math.max(0, sequence.admittedAt - sequence.submittedAt);
+    packed[at + 5] = logprob;
+    packed[at + 6] = top.length;
+    at += OUTPUT_WORDS;
+    for (const [candidate, value] of top) {
+      packed[at] = candidate;
+      packed[at + 1] = value;
+      at += 2;
+    }
   }
   return packed;
 }
 
-export function* unpackOutputs(packed: Float64Array): Generator<PackedOutput> {
+const NO_TOP: PackedOutput["top"] = [];
+
+export function unpackOutputs(packed: Float64Array): PackedOutput[] {
+  const outputs: PackedOutput[] = [];
   for (let at = 0; at < packed.length; ) {
-    const [key, token, code, cachedTokens, queuedMs, logprob, pairs] = packed.subarray(at, at + OUTPUT_WORDS) as unknown as number[] & { length: 7 };
-    const top: [number, number][] = [];
-    for (let pair = 0; pair < pairs!; pair++) top.push([packed[at + OUTPUT_WORDS + 2 * pair]!, packed[at + OUTPUT_WORDS + 2 * pair + 1]!]);
-    yield {
-      key: key!, token: token! < 0 ? null : token!, finishReason: FINISH_CODES[code!] ?? null,
-      cachedTokens: cachedTokens!, queuedMs: queuedMs! < 0 ? null : queuedMs!, logprob: logprob!, top,
-    };
-    at += OUTPUT_WORDS + 2 * pairs!;
+    const token = packed[at + 1]!;
+    const queuedMs = packed[at + 4]!;
+    const pairs = packed[at + 6]!;
+    const top = pairs === 0 ? NO_TOP : Array.from({ length: pairs }, (_, i): [number, number] => [packed[at + OUTPUT_WORDS + 2 * i]!, packed[at + OUTPUT_WORDS + 2 * i + 1]!]);
+    outputs.push({
+      key: packed[at]!, token: token < 0 ? null : token, finishReason: FINISH_CODES[packed[at + 2]!] ?? null,
+      cachedTokens: packed[at + 3]!, queuedMs: queuedMs < 0 ? null : queuedMs, logprob: packed[at + 5]!, top,
+    });
+    at += OUTPUT_WORDS + 2 * pairs;
   }
+  return outputs;
 }
 
 /** Words of ls_events_drain as events. */

@@ -78,6 +78,7 @@ export class Scheduler {
 
   /** Rows of the next step; none when nothing can run. */
   schedule(): Row[] {
+    this.#makeRoomForProbe();
     const before = this.preemptions;
     for (;;) {
       const rows: Row[] = [];
@@ -151,6 +152,18 @@ export class Scheduler {
       if (sequence.preemptions === 0) sequence.numCached = sequence.numAttached;
       insertByRank(this.running, sequence);
     }
+  }
+
+  /**
+   * A health check at the head of the queue asks whether the engine works, not whether it is full: the running sequence of lowest rank
+   * gives its place up, one per step, until the check fits.
+   */
+  #makeRoomForProbe(): void {
+    const probe = this.waiting[0];
+    const last = this.running.at(-1);
+    if (probe === undefined || !probe.internal || last === undefined || last.internal) return;
+    const pages = this.running.reduce((sum, other) => sum + newPages(other.numComputed, other.pending), newPages(0, probe.numTokens));
+    if (this.running.length >= this.options.maxNumSeqs || pages + this.running.length > this.kv.available) this.preemptLast();
   }
 
   /** Pages for all its tokens, beside those that running sequences still claim for theirs, and one spare for each to decode into. */

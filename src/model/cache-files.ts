@@ -5,7 +5,7 @@ import { logger } from "../telemetry/log.ts";
 import { reason } from "./files.ts";
 import { ModelError } from "./types.ts";
 
-const log = logger("model");
+const log = logger("layerscale::model");
 
 /** Contents by file name. */
 export type FileSet = Record<string, string>;

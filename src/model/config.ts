@@ -7,7 +7,7 @@ import { describe, isObject, type JsonObject } from "./files.ts";
 import { MAX_HEAD_DIM, MAX_LAYERS } from "./roles.ts";
 import { ropeFromConfig } from "./rope.ts";
 
-const log = logger("model");
+const log = logger("layerscale::model");
 
 /** Ceilings that keep every product of shapes far inside 2^53 and a lying file from asking for memory. */
 export const LIMITS = { hidden: 1 << 18, heads: 4096, intermediate: 1 << 20, vocab: 1 << 24, positions: 2 ** 30 };

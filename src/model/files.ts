@@ -15,6 +15,17 @@ export function isFile(path: string): boolean {
   }
 }
 
+/** "missing", or what stands in its place: a fifo or a directory is there, and still no file. */
+export function whyNoFile(path: string): string {
+  try {
+    const found = statSync(path);
+    const kind = found.isDirectory() ? "a directory" : found.isFIFO() ? "a fifo" : found.isSocket() ? "a socket" : "a device";
+    return `${kind}, expected a regular file`;
+  } catch (error) {
+    return (error as NodeJS.ErrnoException).code === "ENOENT" ? "missing" : `cannot be opened: ${reason(error)}`;
+  }
+}
+
 /** A file held open for bounded reads. Close it. */
 export class OpenFile {
   private constructor(

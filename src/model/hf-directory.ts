@@ -4,7 +4,7 @@ import { basename, join, resolve } from "node:path";
 import type { ModelSpec } from "../config/model-spec.ts";
 import { writeFileSet } from "./cache-files.ts";
 import { specFromConfig } from "./config.ts";
-import { describe, isFile, isObject, type JsonObject, OpenFile, readJsonFile } from "./files.ts";
+import { describe, isFile, isObject, type JsonObject, OpenFile, readJsonFile, whyNoFile } from "./files.ts";
 import { generationDefaults, type NamedJson } from "./generation-config.ts";
 import { readSafetensorsDirectory } from "./safetensors.ts";
 import { tieEmbeddings } from "./tied-embeddings.ts";
@@ -22,7 +22,7 @@ const MAX_TEMPLATE_BYTES = 4 << 20;
  */
 export function openHfDirectory(directory: string): LoadedModel {
   const configPath = join(directory, "config.json");
-  if (!isFile(configPath)) throw new ModelError(configPath, "", "missing: not a Hugging Face model directory (a GGUF model is given as its .gguf file)");
+  if (!isFile(configPath)) throw new ModelError(configPath, "", `${whyNoFile(configPath)}: not a Hugging Face model directory (a GGUF model is given as its .gguf file)`);
   const config: NamedJson = { path: configPath, json: readJsonFile(configPath, MAX_CONFIG_BYTES) };
   const flagged = specFromConfig(configPath, config.json);
   const stored = readSafetensorsDirectory(directory);
@@ -57,7 +57,7 @@ function optionalJson(path: string): NamedJson | null {
 
 /** Stored padding and truncation belong to training batches: applied to a prompt they would pad or cut it. */
 function readTokenizer(path: string): JsonObject {
-  if (!isFile(path)) throw new ModelError(path, "", "missing: expected a fast tokenizer (tokenizer.json); tokenizer.model alone is not supported");
+  if (!isFile(path)) throw new ModelError(path, "", `${whyNoFile(path)}: expected a fast tokenizer (tokenizer.json); tokenizer.model alone is not supported`);
   const json = readJsonFile(path, MAX_TOKENIZER_BYTES);
   if (!isObject(json.model)) throw new ModelError(path, "model", `expected an object, found ${describe(json.model)}`);
   return { ...json, padding: null, truncation: null };

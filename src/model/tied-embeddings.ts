@@ -5,7 +5,7 @@ import { OpenFile } from "./files.ts";
 import type { StoredTensor, StoredTensors } from "./safetensors.ts";
 import { ModelError } from "./types.ts";
 
-const log = logger("model");
+const log = logger("layerscale::model");
 const CHUNK_BYTES = 1 << 20;
 
 /**

@@ -5,7 +5,7 @@ import { tensorId } from "./roles.ts";
 import type { StoredTensor, StoredTensors } from "./safetensors.ts";
 import { ModelError } from "./types.ts";
 
-const log = logger("model");
+const log = logger("layerscale::model");
 
 /** Elements and bytes of one block; plain formats have blocks of one element. */
 export const DTYPES: Record<WeightDtype, { elements: number; bytes: number }> = {

@@ -1,10 +1,12 @@
 import { basename } from "node:path";
 import type { EngineConfig } from "../config/engine-config.ts";
 import { Engine } from "../engine/engine.ts";
+import { EngineError } from "../engine/errors.ts";
+import type { EngineInfo, EngineOptions } from "../engine/types.ts";
 import { deviceInfo, openLibrary } from "../engine/native/ffi-backend.ts";
 import { findLibrary } from "../engine/native/library.ts";
 import { openModel } from "../model/model.ts";
-import type { LoadedModel } from "../model/types.ts";
+import { type LoadedModel, ModelError } from "../model/types.ts";
 import { logger } from "../telemetry/log.ts";
 import { Tokenizer } from "../tokenizer/tokenizer.ts";
 
@@ -16,10 +18,14 @@ export interface LoadedEngine {
   contextLength: number;
   /** The name clients send. */
   servedName: string;
+  /** Engines over other weights of this model. */
+  weights: { check(path: string): Promise<LoadedModel>; start(model: LoadedModel): Promise<Engine> };
 }
 
 /** Fraction of available memory on the CPU, where other programs live too. */
 const CPU_MEMORY_UTILIZATION = 0.5;
+/** An engine in place of another one: the share was judged when the first one started. */
+const REPLACEMENT_UTILIZATION = 0.95;
 
 /**
  * Tokens of a step: as many as a core computes in a few hundred milliseconds. A step cannot be interrupted, so this bounds how long other
@@ -47,23 +53,50 @@ export async function loadEngine(config: EngineConfig, opened?: LoadedModel): Pr
   if (config.ctx !== null && config.ctx > wanted)
     log.warn("--ctx is cut", { ctx: config.ctx, model: model.spec.maxContext, license: config.licenseMaxCtx, used: wanted });
   const libraryPath = await findLibrary();
+  const options: EngineOptions = {
+    spec: model.spec,
+    weights: model.weights,
+    libraryPath,
+    contextLength: wanted,
+    maxNumSeqs: config.maxNumSeqs,
+    chunkedPrefillSize: config.chunkedPrefillSize ?? chunkFor(deviceInfo(openLibrary(libraryPath).symbols).isa),
+    maxTotalTokens: config.maxTotalTokens,
+    memoryUtilization: config.gpuMemoryUtilization ?? CPU_MEMORY_UTILIZATION,
+    // f32 keeps quantised and bf16 models within the golden tolerance; bf16 halves the pool at about 0.1 in logprobs of unlikely tokens.
+    kvCacheDtype: config.kvCacheDtype === "auto" ? "f32" : config.kvCacheDtype,
+    prefixCache: config.prefixCache,
+    threads: 0,
+  };
   const [engine, tokenizer] = await Promise.all([
-    Engine.start({
-      spec: model.spec,
-      weights: model.weights,
-      libraryPath,
-      contextLength: wanted,
-      maxNumSeqs: config.maxNumSeqs,
-      chunkedPrefillSize: config.chunkedPrefillSize ?? chunkFor(deviceInfo(openLibrary(libraryPath).symbols).isa),
-      maxTotalTokens: config.maxTotalTokens,
-      memoryUtilization: config.gpuMemoryUtilization ?? CPU_MEMORY_UTILIZATION,
-      // f32 keeps quantised and bf16 models within the golden tolerance; bf16 halves the pool at about 0.1 in logprobs of unlikely tokens.
-      kvCacheDtype: config.kvCacheDtype === "auto" ? "f32" : config.kvCacheDtype,
-      prefixCache: config.prefixCache,
-      threads: 0,
-    }),
+    Engine.start(options),
     Promise.resolve().then(() => Tokenizer.create(model.assets.tokenizerJson, model.assets.tokenizerConfig)),
   ]);
   log.info("engine ready", { ...engine.info, model: model.name, format: model.format, dtype: model.dtype });
-  return { engine, model, tokenizer, contextLength: engine.info.contextLength, servedName: servedModelName(config, model) };
+  return {
+    engine, model, tokenizer, contextLength: engine.info.contextLength, servedName: servedModelName(config, model),
+    weights: weightSource(options, engine.info, model),
+  };
+}
+
+/**
+ * Starts engines like the first one over other checkpoints: the same shapes and vocabulary, the same pool and limits, so that nothing that
+ * was told about the worker changes. Number formats may differ.
+ */
+function weightSource(options: EngineOptions, info: EngineInfo, first: LoadedModel): LoadedEngine["weights"] {
+  return {
+    async check(path) {
+      const model = await openModel(path);
+      const differing = (Object.keys(first.spec) as (keyof typeof first.spec)[]).find((field) => JSON.stringify(first.spec[field]) !== JSON.stringify(model.spec[field]));
+      if (differing !== undefined)
+        throw new ModelError(model.path, differing, `${JSON.stringify(model.spec[differing])}, expected ${JSON.stringify(first.spec[differing])} as in the model that runs`);
+      return model;
+    },
+    async start(model) {
+      const maxTotalTokens = info.pages * info.pageTokens;
+      const engine = await Engine.start({ ...options, spec: model.spec, weights: model.weights, maxTotalTokens, memoryUtilization: REPLACEMENT_UTILIZATION });
+      if (engine.info.pages === info.pages) return engine;
+      await engine.stop();
+      throw new EngineError("engine", `memory for ${engine.info.pages} KV pages is left, ${info.pages} are needed: the worker has told its pool size`);
+    },
+  };
 }

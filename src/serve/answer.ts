@@ -1,6 +1,7 @@
 import { EngineError } from "../engine/errors.ts";
 import type { Outcome } from "../telemetry/metrics.ts";
 import { logger } from "../telemetry/log.ts";
+import { requestFields } from "../telemetry/trace.ts";
 import type { RequestContext } from "./app.ts";
 import { ClientGone, errorObject, toHttpError } from "./http-errors.ts";
 import type { ActiveRequest } from "./requests.ts";
@@ -18,12 +19,26 @@ export interface Job {
   frames?: (signal: AbortSignal) => AsyncGenerator<unknown, void>;
 }
 
+/**
+ * Reads what a request asks for. A refusal is a request that ended as failed: clients' mistakes show in the same counters as under Dynamo.
+ * @throws whatever `read` throws
+ */
+export async function readRequest<T>({ app }: RequestContext, route: string, read: () => T | Promise<T>): Promise<T> {
+  try {
+    return await read();
+  } catch (error) {
+    app.metrics.startRequest();
+    app.metrics.countRequest(route, "failed");
+    throw error;
+  }
+}
+
 /** Runs a generation for one HTTP request: counted once, ended when the client leaves. */
 export async function answer(context: RequestContext, job: Job): Promise<Response> {
   context.idleLimit(false);
   const active = context.app.requests.begin(job.route, context.request.signal);
   const fail = (error: unknown) => {
-    report(error, context.requestId);
+    report(error, context);
     active.end(outcomeOfError(error));
     context.idleLimit(true);
     // Sequences of the same request that have not failed are of no use any more.
@@ -66,8 +81,9 @@ async function* counted(first: IteratorResult<unknown, void>, rest: AsyncGenerat
 
 const outcomeOfError = (error: unknown): Outcome => (error instanceof ClientGone ? "cancelled" : "failed");
 
-function report(error: unknown, requestId: string): void {
-  if (error instanceof ClientGone) return log.debug("client left", { requestId });
+function report(error: unknown, { requestId, request }: RequestContext): void {
+  const fields = requestFields(requestId, request.headers.get("traceparent"));
+  if (error instanceof ClientGone) return log.debug("client left", fields);
   if (toHttpError(error, "").status !== 500) return;
-  log.error("request failed", { requestId, error, ...(!(error instanceof EngineError) && { stack: (error as Error).stack }) });
+  log.error("request failed", { ...fields, error, ...(!(error instanceof EngineError) && { stack: (error as Error).stack }) });
 }

@@ -11,6 +11,9 @@ export interface BodyLimits {
   deadlineMs: number;
 }
 
+/** How long the rest of a body that is too large is read. */
+const DISCARD_MS = 2_000;
+
 export const BODY_LIMITS: BodyLimits = { maxBytes: 64 * MIB, budgetBytes: 256 * MIB, deadlineMs: 120_000 };
 
 /** Reads request bodies within a size limit, a deadline, and a budget over all of them. */
@@ -55,6 +58,16 @@ export class BodyReader {
     return new HttpError(413, "request_too_large", `the body has ${size}; the limit is ${this.limits.maxBytes}`, { headers: { connection: "close" } });
   }
 
+  /** Closing a connection with unread bytes resets it, and the client may never see the answer; so a little more is taken and thrown away. */
+  private async discard(reader: ReadableStreamDefaultReader<Uint8Array>): Promise<void> {
+    const over = new Promise<{ done: true }>((resolve) => setTimeout(resolve, DISCARD_MS, { done: true }).unref());
+    for (let left = this.limits.maxBytes; left > 0; ) {
+      const part = await Promise.race([reader.read(), over]);
+      if (part.done) return;
+      left -= part.value.length;
+    }
+  }
+
   private async read(request: Request, lease: { bytes: number }): Promise<Uint8Array> {
     const reader = request.body?.getReader() as ReadableStreamDefaultReader<Uint8Array> | undefined;
     if (!reader) return new Uint8Array(0);
@@ -71,7 +84,11 @@ export class BodyReader {
         const { done, value } = await Promise.race([reader.read(), late.promise]);
         if (done) break;
         size += value.length;
-        if (size > this.limits.maxBytes) throw this.tooLarge(`more than ${this.limits.maxBytes} bytes`);
+        if (size > this.limits.maxBytes) {
+          chunks.length = 0;
+          await this.discard(reader);
+          throw this.tooLarge(`more than ${this.limits.maxBytes} bytes`);
+        }
         // A body without Content-Length is paid for as it arrives.
         if (size > lease.bytes) this.reserve(lease, size - lease.bytes);
         chunks.push(value);

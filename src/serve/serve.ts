@@ -95,7 +95,7 @@ function eosTokens(model: LoadedModel, eosTokenId: number | null): number[] {
  * From a loaded model to the end: admits requests until a stop signal or a failure of the engine.
  * @returns exit code: 0 after a stop, 1 after a failure
  */
-export async function serveUntilStopped(app: App, server: Server, loaded: LoadedEngine, stop: StopSignal, url: string): Promise<number> {
+export async function serveUntilStopped(app: App, server: Server, loaded: Omit<LoadedEngine, "weights">, stop: StopSignal, url: string): Promise<number> {
   const { engine, model, tokenizer, servedName } = loaded;
   const failed = Promise.withResolvers<EngineError>();
   engine.onFailure((error) => {

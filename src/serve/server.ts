@@ -1,6 +1,7 @@
 import { randomUUID } from "node:crypto";
 import type { Server } from "bun";
 import { logger } from "../telemetry/log.ts";
+import { requestFields } from "../telemetry/trace.ts";
 import type { App, Handler, RequestContext } from "./app.ts";
 import { health } from "./health.ts";
 import { ClientGone, errorResponse, HttpError, toHttpError } from "./http-errors.ts";
@@ -75,7 +76,7 @@ async function handle(app: App, request: Request, server: Server<undefined>, idl
   } catch (error) {
     response = failure(error, context);
   }
-  log.debug("request", { requestId, method: request.method, path, status: response.status });
+  log.debug("request", { ...requestFields(requestId, request.headers.get("traceparent")), method: request.method, path, status: response.status });
   response.headers.set("x-request-id", requestId);
   response.headers.set("request-id", requestId);
   response.headers.set("access-control-allow-origin", "*");
@@ -112,7 +113,7 @@ function failure(error: unknown, context: RequestContext): Response {
   // 499: the client closed the connection; nobody reads this.
   if (error instanceof ClientGone) return new Response(null, { status: 499 });
   const known = toHttpError(error, "");
-  if (known !== error) log.error("unexpected error", { requestId: context.requestId, path: context.path, error: error as Error, stack: (error as Error).stack });
+  if (known !== error) log.error("unexpected error", { ...requestFields(context.requestId, context.request.headers.get("traceparent")), path: context.path, error: error as Error, stack: (error as Error).stack });
   return errorResponse(known, context.path, context.requestId);
 }
 

@@ -1,5 +1,6 @@
 import { Counter, Gauge, Histogram, Registry } from "prom-client";
 import type { EngineStats, FinishReason, Usage } from "../engine/types.ts";
+import { HotHistogram } from "./hot-histogram.ts";
 
 /** How a request ended for the outside: an answer, a fault (ours or the request's), or a client that left. */
 export type Outcome = "ok" | "failed" | "cancelled";
@@ -84,7 +85,7 @@ export class EngineMetrics {
     const registers = [this.registry];
     this.requests = new Counter({
       name: "layerscale_requests_total",
-      help: "Requests that ended, by outcome (ok: answered; failed: refused after parsing, or an engine fault; cancelled: the client left) and route.",
+      help: "Requests that ended, by outcome (ok: answered; failed: refused, once its body could be read, or an engine fault; cancelled: the client left) and route.",
       labelNames: ["outcome", "route"] as const,
       registers,
     });
@@ -103,7 +104,7 @@ export class EngineMetrics {
       buckets: FIRST_TOKEN_BUCKETS,
       registers,
     });
-    this.interToken = new Histogram({
+    this.interToken = new HotHistogram({
       name: "layerscale_inter_token_latency_seconds",
       help: "Between two consecutive tokens of one sequence.",
       buckets: INTER_TOKEN_BUCKETS,
@@ -219,7 +220,7 @@ export class EngineMetrics {
     this.duration.observe(request.durationMs / 1000);
   }
 
-  /** A request passed validation and goes to the engine. Exactly one countRequest must follow. */
+  /** A request whose body could be read. Exactly one countRequest must follow. */
   startRequest(): void {
     this.startedCount += 1;
   }

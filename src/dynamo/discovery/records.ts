@@ -16,19 +16,24 @@ export const endpointKey = (name: EndpointName, instanceId: bigint): string => `
 /** Routing key of an endpoint on the request plane: "<id hex>/<endpoint>". */
 export const endpointPath = (name: EndpointName, instanceId: bigint): string => `${hexId(instanceId)}/${name.endpoint}`;
 
+/** Where an instance can be called: "ip:port/path" of its listener, or its NATS subject. */
+export type Transport = { tcp: string } | { nats_tcp: string };
+
+/** Where a publisher of events can be heard. */
+export type EventTransport = { kind: "Zmq"; config: { endpoint: string } } | { kind: "Nats"; config: { subject_prefix: string } };
+
 export interface Instance {
   component: string;
   endpoint: string;
   namespace: string;
   instance_id: bigint;
-  transport: { tcp: string };
+  transport: Transport;
   device_type: "cpu" | "cuda";
   request_plane_codec: "json" | "msgpack";
 }
 
-/** @param address "ip:port/path" */
-export function instance(name: EndpointName, instanceId: bigint, address: string, device: "cpu" | "cuda", codec: "json" | "msgpack"): Instance {
-  return { component: name.component, endpoint: name.endpoint, namespace: name.namespace, instance_id: instanceId, transport: { tcp: address }, device_type: device, request_plane_codec: codec };
+export function instance(name: EndpointName, instanceId: bigint, transport: Transport, device: "cpu" | "cuda", codec: "json" | "msgpack"): Instance {
+  return { component: name.component, endpoint: name.endpoint, namespace: name.namespace, instance_id: instanceId, transport, device_type: device, request_plane_codec: codec };
 }
 
 export const instanceRecord = (name: EndpointName, value: Instance): DiscoveryRecord => ({
@@ -44,17 +49,16 @@ export const modelRecord = (name: EndpointName, instanceId: bigint, card: unknow
 });
 
 const scope = (name: EndpointName) => ({ kind: "endpoint", endpoint: { namespace: name.namespace, component: name.component, name: name.endpoint } });
+/** Segments of an endpoint in event subjects and keys, escaped. */
+export const endpointSegments = (name: EndpointName): string[] => ["namespace", name.namespace, "component", name.component, "endpoint", name.endpoint].map(escapeSegment);
 const eventKey = (name: EndpointName, topic: string, publisherId: bigint) =>
-  [
-    ...["namespace", name.namespace, "component", name.component, "endpoint", name.endpoint, "topic", topic].map(escapeSegment),
-    hexId(publisherId),
-  ].join("/");
+  [...endpointSegments(name), "topic", escapeSegment(topic), hexId(publisherId)].join("/");
 
-/** Where a publisher of a topic can be heard. @param endpoint "tcp://ip:port" */
-export const eventChannelRecord = (name: EndpointName, topic: string, publisherId: bigint, endpoint: string): DiscoveryRecord => ({
+/** Where a publisher of a topic can be heard. */
+export const eventChannelRecord = (name: EndpointName, topic: string, publisherId: bigint, transport: EventTransport): DiscoveryRecord => ({
   bucket: "v1/event_channels",
   key: eventKey(name, topic, publisherId),
-  value: { type: "EventChannel", scope: scope(name), topic, instance_id: publisherId, transport: { kind: "Zmq", config: { endpoint } } },
+  value: { type: "EventChannel", scope: scope(name), topic, instance_id: publisherId, transport },
 });
 
 /** Binds a publisher of KV events to its worker and to the endpoint that tells the whole state. */

@@ -23,8 +23,21 @@ export class KvEventLog {
   readonly #state = new KvState();
   readonly #ring: RouterEvent[] = [];
   #last = 0;
+  #workerId: bigint;
 
-  constructor(readonly workerId: bigint) {}
+  constructor(workerId: bigint) {
+    this.#workerId = workerId;
+  }
+
+  get workerId(): bigint {
+    return this.#workerId;
+  }
+
+  /** The worker goes by another id from now on. What is held stays; earlier events, which bear the old id, are answered with all that is held. */
+  rename(workerId: bigint): void {
+    this.#workerId = workerId;
+    this.#ring.length = 0;
+  }
 
   /** Ids start at 1 and have no gaps. */
   append(events: readonly KvEvent[], unknownParent?: (event: KvEvent) => void): RouterEvent[] {
@@ -32,6 +45,11 @@ export class KvEventLog {
     this.#ring.push(...out);
     if (this.#ring.length > RING) this.#ring.splice(0, this.#ring.length - RING);
     return out;
+  }
+
+  /** The latest events, oldest first, without a gap. */
+  recent(): readonly RouterEvent[] {
+    return this.#ring;
   }
 
   /** @param body a decoded recovery query */

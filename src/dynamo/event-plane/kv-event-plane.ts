@@ -1,20 +1,18 @@
 import type { EngineInfo, EngineStats, KvEvent } from "../../engine/types.ts";
-import { logger } from "../../telemetry/log.ts";
 import type { MetricsSource } from "../../telemetry/metrics.ts";
 import type { DiscoveryRecord } from "../discovery/discovery.ts";
-import { type EndpointName, endpointPath, eventChannelRecord, eventSourceRecord, hexId, type Instance, instanceRecord } from "../discovery/records.ts";
-import type { TcpRequestPlane } from "../request-plane/tcp-server.ts";
+import { type EndpointName, eventChannelRecord, eventSourceRecord, hexId, type Instance, instanceRecord } from "../discovery/records.ts";
+import type { RequestPlane } from "../request-plane/request-plane.ts";
 import { WorkHandler } from "../request-plane/work-handler.ts";
 import type { DynamoMetrics } from "../system-server/metrics.ts";
-import { KvEventLog } from "./kv-event-log.ts";
-import { TopicPublisher } from "./topic-publisher.ts";
+import type { KvEventLog, RouterEvent } from "./kv-event-log.ts";
+import type { EventPlane, TopicPublisher } from "./topic-publisher.ts";
 
 /** Changes of the load within this time are one message. */
 const LOAD_COALESCE_MS = 5;
-/** A message carries at most this many events. */
+/** What one message carries at most; far less than a message broker takes. */
 const MAX_EVENTS = 128;
-
-const log = logger("layerscale::dynamo::event_plane");
+const MAX_BLOCKS = 8192;
 
 export interface EventEngine extends MetricsSource {
   readonly info: EngineInfo;
@@ -23,12 +21,13 @@ export interface EventEngine extends MetricsSource {
 
 export interface KvEventPlaneOptions {
   engine: EventEngine;
-  plane: TcpRequestPlane;
-  /** IP to bind and advertise. */
-  host: string;
+  plane: RequestPlane;
+  events: EventPlane;
   endpoint: EndpointName;
   workerId: bigint;
   metrics: DynamoMetrics;
+  /** What the prefix cache holds, numbered; it outlives this plane. null = no prefix cache, no events. */
+  eventLog: KvEventLog | null;
   instance: (name: EndpointName) => Instance;
 }
 
@@ -37,6 +36,7 @@ export class KvEventPlane {
   /** To be registered in this order, before the model. */
   readonly records: DiscoveryRecord[] = [];
   readonly #undo: (() => void)[] = [];
+  #publisher: TopicPublisher | null = null;
 
   private constructor() {}
 
@@ -44,7 +44,7 @@ export class KvEventPlane {
   static async start(options: KvEventPlaneOptions): Promise<KvEventPlane> {
     const self = new KvEventPlane();
     try {
-      if (options.engine.info.prefixCache) await self.#startEvents(options);
+      if (options.eventLog !== null) await self.#startEvents(options, options.eventLog);
       await self.#startLoad(options);
     } catch (error) {
       self.close();
@@ -53,42 +53,42 @@ export class KvEventPlane {
     return self;
   }
 
+  /** @param events of the log this plane was started with, without a gap */
+  publish(events: readonly RouterEvent[]): void {
+    for (const message of messages(events)) this.#publisher?.publish(message);
+  }
+
   close(): void {
     for (const undo of this.#undo.splice(0)) undo();
   }
 
-  async #startEvents({ engine, plane, host, endpoint, workerId, metrics, instance }: KvEventPlaneOptions): Promise<void> {
-    const publisher = await TopicPublisher.start("kv-events", host);
+  async #startEvents({ plane, events, endpoint, workerId, metrics, instance }: KvEventPlaneOptions, eventLog: KvEventLog): Promise<void> {
+    const publisher = (this.#publisher = await events.publisher("kv-events", endpoint));
     this.#undo.push(() => publisher.close());
-    const eventLog = new KvEventLog(workerId);
-    const orphan = (event: KvEvent) => log.error("stored page has an unknown parent and is not reported", { event });
-    this.#undo.push(
-      engine.onKvEvents((events) => {
-        const out = eventLog.append(events, orphan);
-        for (let i = 0; i < out.length; i += MAX_EVENTS) publisher.publish(out.slice(i, i + MAX_EVENTS));
-      }),
-    );
+    // What a router has already is ignored by its id; what it missed follows on. Under a later identity the log is another publisher's.
+    publisher.onInterruption = () => {
+      if (eventLog.workerId === workerId) this.publish(eventLog.recent());
+    };
     const query: EndpointName = { ...endpoint, endpoint: `worker_kv_query_source_${hexId(publisher.id)}` };
     const handler = new WorkHandler(
       async function* (body) {
         yield eventLog.answer(body);
       },
       metrics.endpoint(query.endpoint),
-      () => metrics.rejected(),
+      (why) => metrics.rejected(why),
     );
-    const path = endpointPath(query, workerId);
-    plane.register(path, handler.accept);
-    this.#undo.push(() => plane.unregister(path));
+    await plane.register(query, workerId, handler.accept);
+    this.#undo.push(() => void plane.unregister(query, workerId));
     const target = instance(query);
     this.records.push(
-      eventChannelRecord(endpoint, publisher.topic, publisher.id, publisher.socket.endpoint),
+      eventChannelRecord(endpoint, publisher.topic, publisher.id, publisher.transport),
       instanceRecord(query, target),
       eventSourceRecord(endpoint, publisher.topic, publisher.id, workerId, target),
     );
   }
 
-  async #startLoad({ engine, host, endpoint, workerId }: KvEventPlaneOptions): Promise<void> {
-    const publisher = await TopicPublisher.start("kv_metrics", host);
+  async #startLoad({ engine, events, endpoint, workerId }: KvEventPlaneOptions): Promise<void> {
+    const publisher = await events.publisher("kv_metrics", endpoint);
     let told: number | null = null;
     let timer: ReturnType<typeof setTimeout> | null = null;
     // Cached pages can be taken at any time, so only held ones are load.
@@ -103,7 +103,7 @@ export class KvEventPlane {
     const soon = () => {
       timer ??= setTimeout(tell, LOAD_COALESCE_MS);
     };
-    publisher.socket.onSubscribe = () => {
+    publisher.onListener = publisher.onInterruption = () => {
       told = null;
       soon();
     };
@@ -115,6 +115,24 @@ export class KvEventPlane {
       if (timer) clearTimeout(timer);
       publisher.close();
     });
-    this.records.push(eventChannelRecord(endpoint, publisher.topic, publisher.id, publisher.socket.endpoint));
+    this.records.push(eventChannelRecord(endpoint, publisher.topic, publisher.id, publisher.transport));
   }
+}
+
+/** Cuts events into messages, in order. */
+function* messages(events: readonly RouterEvent[]): Generator<RouterEvent[]> {
+  let message: RouterEvent[] = [];
+  let blocks = 0;
+  for (const event of events) {
+    const { data } = event.event;
+    const more = data === "cleared" ? 0 : "stored" in data ? data.stored.blocks.length : data.removed.block_hashes.length;
+    if (message.length > 0 && (message.length === MAX_EVENTS || blocks + more > MAX_BLOCKS)) {
+      yield message;
+      message = [];
+      blocks = 0;
+    }
+    message.push(event);
+    blocks += more;
+  }
+  if (message.length > 0) yield message;
 }

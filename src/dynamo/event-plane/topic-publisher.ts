@@ -1,39 +1,32 @@
 import { randomBytes } from "node:crypto";
+import type { EndpointName, EventTransport } from "../discovery/records.ts";
 import { encodeMsgpack } from "../protocol/msgpack.ts";
-import { ZmtpPublisher } from "./zmtp-pub.ts";
-
-const VERSION = 1;
-
-/** 53 bits, never 0; one per publisher, so a restart is a new id space. */
-const publisherId = (): bigint => (randomBytes(8).readBigUInt64BE() & ((1n << 53n) - 1n)) || 1n;
 
 /** Publishes typed payloads of one topic in Dynamo's envelope. */
-export class TopicPublisher {
-  readonly id = publisherId();
-  #sequence = 0n;
-
-  private constructor(
-    readonly topic: string,
-    readonly socket: ZmtpPublisher,
-  ) {}
-
-  static async start(topic: string, host: string): Promise<TopicPublisher> {
-    return new TopicPublisher(topic, await ZmtpPublisher.listen(host));
-  }
-
-  publish(payload: unknown): void {
-    const sequence = this.#sequence++;
-    const envelope = encodeMsgpack({ publisher_id: this.id, sequence, published_at: Date.now(), topic: this.topic, payload: encodeMsgpack(payload) });
-    const ids = Buffer.allocUnsafe(16);
-    ids.writeBigUInt64BE(this.id, 0);
-    ids.writeBigUInt64BE(sequence, 8);
-    const head = Buffer.allocUnsafe(5);
-    head[0] = VERSION;
-    head.writeUInt32BE(envelope.length, 1);
-    this.socket.send([Buffer.from(this.topic), ids.subarray(0, 8), ids.subarray(8), Buffer.concat([head, envelope])]);
-  }
-
-  close(): void {
-    this.socket.close();
-  }
+export interface TopicPublisher {
+  /** 53 bits, never 0; one per publisher, so a restart is a new id space. */
+  readonly id: bigint;
+  readonly topic: string;
+  /** What the channel's record advertises. */
+  readonly transport: EventTransport;
+  /** Never waits and never throws; whoever misses a message notices by the ids inside. */
+  publish(payload: unknown): void;
+  /** Called when somebody begins to listen who may have missed what was published before. */
+  onListener: () => void;
+  /** Called when listeners of old may have missed messages, and hear again. */
+  onInterruption: () => void;
+  close(): void;
 }
+
+/** Where events go. */
+export interface EventPlane {
+  /** @throws PlaneError when it cannot be reached */
+  publisher(topic: string, endpoint: EndpointName): Promise<TopicPublisher>;
+  close(): Promise<void>;
+}
+
+export const publisherId = (): bigint => (randomBytes(8).readBigUInt64BE() & ((1n << 53n) - 1n)) || 1n;
+
+/** The bytes of one message, the same on every transport. @param sequence counts the publisher's messages from 0 */
+export const encodeEnvelope = (publisher: { id: bigint; topic: string }, sequence: bigint, payload: unknown): Buffer =>
+  encodeMsgpack({ publisher_id: publisher.id, sequence, published_at: Date.now(), topic: publisher.topic, payload: encodeMsgpack(payload) });

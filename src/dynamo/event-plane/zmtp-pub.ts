@@ -1,5 +1,6 @@
 import { createServer, isIPv6, type Server, type Socket } from "node:net";
 import { logger } from "../../telemetry/log.ts";
+import { descriptorLimit } from "../../util/descriptors.ts";
 import { ByteQueue } from "../request-plane/byte-queue.ts";
 
 const MORE = 1;
@@ -9,6 +10,8 @@ const GREETING_BYTES = 64;
 /** A subscriber sends only short frames. */
 const MAX_FRAME_BYTES = 4096;
 const MAX_SUBSCRIPTIONS = 64;
+/** One connection for each router. */
+const MAX_PEERS = Math.min(1024, descriptorLimit() >> 3);
 /** A subscriber that leaves more than this unread loses whole messages; it notices by their ids. */
 const MAX_BACKLOG_BYTES = 16 << 20;
 const HANDSHAKE_MS = 10_000;
@@ -116,6 +119,7 @@ export class ZmtpPublisher {
   /** @throws Error of the socket when the address cannot be bound */
   static async listen(host: string): Promise<ZmtpPublisher> {
     const server = createServer({ noDelay: true });
+    server.maxConnections = MAX_PEERS;
     await new Promise<void>((resolve, reject) => {
       server.once("error", reject);
       server.listen(0, host, () => {

@@ -1,4 +1,6 @@
 import type { TokenLogprob, Usage } from "../../engine/types.ts";
+import type { PayloadCodec } from "./codec.ts";
+import { encodeMsgpack } from "./msgpack.ts";
 
 /** The part of LLMEngineOutput that this worker sends; text stays unset, since it would switch off the frontend's detokenizer and stop strings. */
 export interface EngineOutput {
@@ -45,3 +47,23 @@ export function logprobFields(tokens: readonly TokenLogprob[]): Pick<EngineOutpu
 
 /** The Annotated layer of a good item. */
 export const outputItem = (data: EngineOutput): unknown => ({ data });
+
+const MSGPACK_HEAD = encodeMsgpack({ data: { data: { token_ids: [] } }, complete_final: false });
+const MSGPACK_TAIL = encodeMsgpack({ complete_final: false }).subarray(1);
+/** Up to the ids: the empty list is one byte. */
+const MSGPACK_BEFORE = MSGPACK_HEAD.subarray(0, MSGPACK_HEAD.length - MSGPACK_TAIL.length - 1);
+
+/** An item of tokens alone, which most are: its bytes are put together from fixed parts, not by way of an object. */
+export class TokenItem {
+  readonly data: { readonly token_ids: readonly number[] };
+  constructor(tokenIds: readonly number[]) {
+    this.data = { token_ids: tokenIds };
+  }
+
+  /** The same bytes as the codec gives for {data: this, complete_final: false}. */
+  encode(codec: PayloadCodec): Buffer {
+    const ids = this.data.token_ids;
+    if (codec.name === "msgpack") return Buffer.concat([MSGPACK_BEFORE, encodeMsgpack(ids), MSGPACK_TAIL]);
+    return Buffer.from(`{"data":{"data":{"token_ids":[${ids.length === 1 ? ids[0] : ids.join(",")}]}},"complete_final":false}`, "latin1");
+  }
+}

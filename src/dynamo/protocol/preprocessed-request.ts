@@ -21,26 +21,18 @@ export interface PreprocessedRequest {
   priority: number;
   cacheSalt: string;
   healthCheck: boolean;
+  /** The router wants it run whole on whichever worker gets it. */
+  whole: boolean;
 }
 
 export const MAX_TOP_LOGPROBS = 20;
+/** Set by the router alone; the frontend strips it from what clients send. */
+const RUN_WHOLE = "x-bypass-remote-prefill";
 const U32 = 0xffffffff;
+/** The largest float32, which is what travels in Dynamo's own types and in the engine's plan. */
+const F32_MAX = 3.4028234663852886e38;
 const SEED_MIN = -(2n ** 63n);
 const SEED_MAX = 2n ** 64n - 1n;
-
-const KNOWN: Record<string, ReadonlySet<string>> = {
-  request: new Set(
-    ("model token_ids stop_conditions sampling_options output_options eos_token_ids mdc_sum annotations routing router_config_override prompt_embeds " +
-      "multi_modal_data multi_modal_uuids mm_routing_info mm_processor_kwargs media_io_kwargs prefill_result bootstrap_info encoder_result migration_link " +
-      "extra_args require_reasoning router agent_context request_timestamp_ms _HEALTH_CHECK estimated_prefix_hit_num_blocks backend_instance_id").split(" "),
-  ),
-  stop_conditions: new Set("max_tokens stop stop_token_ids stop_token_ids_visible stop_token_ids_hidden min_tokens ignore_eos max_thinking_tokens".split(" ")),
-  sampling_options: new Set(
-    ("n best_of presence_penalty frequency_penalty repetition_penalty temperature top_p top_k min_p use_beam_search length_penalty seed " +
-      "include_stop_str_in_output guided_decoding").split(" "),
-  ),
-  output_options: new Set("logprobs prompt_logprobs skip_special_tokens formatted_prompt return_tokens_as_token_ids".split(" ")),
-};
 
 type Fields = Record<string, unknown>;
 
@@ -85,7 +77,7 @@ const tokenId = integer(0, U32);
 
 function seed(value: unknown, path: string): bigint {
   const exact = typeof value === "bigint" ? value : typeof value === "number" && Number.isSafeInteger(value) ? BigInt(value) : null;
-  if (exact === null || exact < SEED_MIN || exact > SEED_MAX) throw expected(path, "a 64-bit integer", value);
+  if (exact === null || exact < SEED_MIN || exact > SEED_MAX) throw expected(path, "an integer of 64 bits", value);
   return exact;
 }
 
@@ -99,15 +91,6 @@ function tokenIds(value: unknown): Uint32Array {
     ids[i] = id;
   }
   return ids;
-}
-
-/** Calls `unknown` for each field that this version does not know; such fields are tolerated. */
-export function unknownFields(request: Fields, unknown: (path: string) => void): void {
-  for (const [name, known] of Object.entries(KNOWN)) {
-    const fields = name === "request" ? request : request[name];
-    if (typeof fields !== "object" || fields === null) continue;
-    for (const key of Object.keys(fields)) if (!known.has(key)) unknown(name === "request" ? key : `${name}.${key}`);
-  }
 }
 
 /**
@@ -139,7 +122,7 @@ export function parseRequest(body: unknown): PreprocessedRequest {
     ],
     // The frontend sends the model's end tokens in both places.
     eosTokenIds: [...new Set([...eos, ...hidden])],
-    temperature: optional(sampling, "sampling_options.temperature", number(0, Number.MAX_VALUE, "a number of at least 0")),
+    temperature: optional(sampling, "sampling_options.temperature", number(0, F32_MAX, "a number from 0 to 3.4e38")),
     topP: optional(sampling, "sampling_options.top_p", (value, path) => {
       const p = number(0, 1, "a number above 0 and up to 1")(value, path);
       if (p === 0) throw expected(path, "a number above 0 and up to 1", value);
@@ -151,5 +134,6 @@ export function parseRequest(body: unknown): PreprocessedRequest {
     priority: optional(routing, "routing.priority", integer(-(2 ** 31), 2 ** 31 - 1)) ?? 0,
     cacheSalt: optional(routing, "routing.cache_salt", string) ?? "",
     healthCheck: request._HEALTH_CHECK === true,
+    whole: (optional(request, "annotations", list(string)) ?? []).includes(RUN_WHOLE),
   };
 }

@@ -1,11 +1,10 @@
 import { shown } from "./errors.ts";
+import type { FieldSection } from "./fields.ts";
 
 /** Options that a request may carry and this engine does not apply: refused by name instead of ignored. */
 
-type Section = "sampling_options" | "stop_conditions" | "output_options" | "routing" | "request";
-
 export interface Refusal {
-  section: Section;
+  section: FieldSection;
   field: string;
   /** Values that ask for nothing; null and absent always do. */
   neutral: (value: unknown) => boolean;
@@ -38,6 +37,7 @@ export const REFUSALS: readonly Refusal[] = [
   { section: "stop_conditions", field: "max_thinking_tokens", neutral: never, expected: "no max_thinking_tokens" },
   { section: "output_options", field: "prompt_logprobs", neutral: never, expected: "no prompt_logprobs (echo with logprobs asks for them)" },
   { section: "routing", field: "lora_name", neutral: emptyText, expected: "no LoRA adapters" },
+  { section: "routing", field: "dp_rank", neutral: (value) => zero(value) || value === 0xffffffff, expected: "data-parallel rank 0, the only one" },
   { section: "request", field: "multi_modal_data", neutral: hollow, expected: "text only, no image, video or audio input" },
   { section: "request", field: "multi_modal_uuids", neutral: hollow, expected: "text only, no image, video or audio input" },
   { section: "request", field: "encoder_result", neutral: hollow, expected: "text only, no image, video or audio input" },

@@ -1,5 +1,5 @@
 import { basename } from "node:path";
-import type { WorkerOptions } from "../../config/engine-config.ts";
+import type { DisaggregationMode, WorkerOptions } from "../../config/engine-config.ts";
 import type { EngineInfo } from "../../engine/types.ts";
 import type { CardFiles } from "../../model/types.ts";
 import { type CheckedFile, checkFile } from "./checksum.ts";
@@ -13,7 +13,8 @@ export interface CardInput {
   /** Tokens the model was trained for. */
   architecturalContext: number;
   engine: Pick<EngineInfo, "contextLength" | "pages" | "pageTokens" | "maxNumSeqs" | "maxBatchTokens">;
-  options: Pick<WorkerOptions, "endpointTypes" | "customJinjaTemplate" | "toolCallParser" | "reasoningParser" | "excludeToolsWhenToolChoiceNone">;
+  options: Pick<WorkerOptions, "disaggregationMode" | "endpointTypes" | "customJinjaTemplate" | "toolCallParser" | "reasoningParser" | "excludeToolsWhenToolChoiceNone">;
+  stableRoutingId: string | null;
   /** The worker tells the router what its prefix cache holds. */
   publishesKvEvents: boolean;
   /** URL of a file on the system server; null = the card names paths. */
@@ -27,6 +28,18 @@ export interface ModelCard {
 }
 
 const MODEL_TYPES: Record<string, string> = { chat: "Chat", completions: "Completions" };
+
+/** What a role is called in the card, and which other role must be there for the model to be served. */
+const ROLES: Record<DisaggregationMode, { worker_type: string; needs: string[][] }> = {
+  agg: { worker_type: "aggregated", needs: [] },
+  prefill: { worker_type: "prefill", needs: [["decode"]] },
+  decode: { worker_type: "decode", needs: [["prefill"]] },
+};
+
+/** A prefill worker answers no client, so no route of the frontend names it. */
+function modelType({ disaggregationMode, endpointTypes }: CardInput["options"]): string {
+  return disaggregationMode === "prefill" ? "Prefill" : endpointTypes.map((type) => MODEL_TYPES[type] ?? type).join(" | ");
+}
 
 /**
  * The record by which the frontend builds tokenizer, template and router settings of a model.
@@ -58,10 +71,9 @@ export async function modelCard(input: CardInput): Promise<ModelCard> {
     context_length: engine.contextLength,
     kv_cache_block_size: engine.pageTokens,
     migration_limit: 0,
-    model_type: options.endpointTypes.map((type) => MODEL_TYPES[type] ?? type).join(" | "),
+    model_type: modelType(options),
     model_input: "Tokens",
-    worker_type: "aggregated",
-    needs: [],
+    ...ROLES[options.disaggregationMode],
     runtime_config: {
       context_length: engine.contextLength,
       total_kv_blocks: engine.pages,
@@ -79,6 +91,7 @@ export async function modelCard(input: CardInput): Promise<ModelCard> {
       enable_local_indexer: input.publishesKvEvents,
       kv_event_publishing_enabled: input.publishesKvEvents,
       enable_eagle: false,
+      ...(input.stableRoutingId === null ? {} : { stable_routing_id: input.stableRoutingId }),
     },
     media_decoder: null,
     media_fetcher: null,

@@ -1,5 +1,6 @@
-import { connect, type Socket } from "node:net";
+import type { Socket } from "node:net";
 import type { ResponseTarget } from "./control-header.ts";
+import { type DialTls, dial } from "./tls.ts";
 import { encodeTwoPart, TwoPartDecoder } from "./two-part.ts";
 
 export const CONNECT_TIMEOUT_MS = 5_000;
@@ -47,25 +48,12 @@ export class ResponseStream {
   }
 
   /** Connects within the time limit and sends handshake and prologue. @throws Error when the frontend cannot be reached */
-  static open(target: ResponseTarget, timeoutMs = CONNECT_TIMEOUT_MS): Promise<ResponseStream> {
-    return new Promise((resolve, reject) => {
-      const socket = connect({ host: target.host, port: target.port, noDelay: true });
-      const failed = (error: Error) => {
-        clearTimeout(timer);
-        socket.destroy();
-        reject(error);
-      };
-      const timer = setTimeout(() => failed(new Error(`no connection to ${target.host}:${target.port} within ${timeoutMs} ms`)), timeoutMs);
-      socket.once("error", failed);
-      socket.once("connect", () => {
-        clearTimeout(timer);
-        const stream = new ResponseStream(socket);
-        socket.off("error", failed);
-        const handshake = Buffer.from(JSON.stringify({ subject: target.subject, stream_type: "response" }));
-        socket.write(Buffer.concat([encodeTwoPart(handshake, null), PROLOGUE]));
-        resolve(stream);
-      });
-    });
+  static async open(target: ResponseTarget, tls: DialTls | null = null, timeoutMs = CONNECT_TIMEOUT_MS): Promise<ResponseStream> {
+    const socket = await dial(target, tls, timeoutMs + (tls?.handshakeMs ?? 0));
+    const stream = new ResponseStream(socket);
+    const handshake = Buffer.from(JSON.stringify({ subject: target.subject, stream_type: "response" }));
+    socket.write(Buffer.concat([encodeTwoPart(handshake, null), PROLOGUE]));
+    return stream;
   }
 
   /** Aborted as soon as the frontend cancels or is gone. */

@@ -1,51 +1,56 @@
-import { createServer, isIPv6, type Server, type Socket } from "node:net";
+import { isIPv6, type Server, type Socket } from "node:net";
 import { logger } from "../../telemetry/log.ts";
-import { type ControlHeader, ControlHeaderError, parseControlHeader } from "./control-header.ts";
+import { descriptorLimit } from "../../util/descriptors.ts";
+import { type EndpointName, endpointPath, type Transport } from "../discovery/records.ts";
+import { type Dial, dispatch } from "./dispatch.ts";
 import { encodeAck, FrameDecoder, FrameError, type RequestFrame } from "./frame-codec.ts";
-import { decodeTwoPart } from "./two-part.ts";
-
-/** A request that was acknowledged. */
-export interface IncomingRequest {
-  control: ControlHeader;
-  headers: Record<string, string>;
-  /** Encoded as control.codec says. */
-  body: Buffer;
-  /** Bytes of the two-part message. */
-  bytes: number;
-  /** performance.now() when its last byte arrived. */
-  receivedAt: number;
-}
-
-/** Either takes the request, or says why not now; must not throw and not wait. */
-export type Endpoint = (request: IncomingRequest) => { refused: string } | void;
+import type { Endpoint, RequestPlane } from "./request-plane.ts";
+import { createListener, type ListenerTls } from "./tls.ts";
 
 /** A peer that stops in the middle of a frame, or does not read its acknowledgements, is cut off after this time. */
 const STALL_MS = 30_000;
+/**
+ * Half of the descriptors: a frontend has up to 100 connections. A connection beyond is closed at once, since a listener that finds no
+ * descriptor left would keep a core busy until one comes back.
+ */
+const MAX_CONNECTIONS = descriptorLimit() >> 1;
 /** Unread acknowledgements that a peer may leave, in bytes. */
 const ACK_BACKLOG = 1 << 20;
 
 const log = logger("layerscale::dynamo::request_plane");
 
+export interface TcpOptions {
+  /** An IP literal. */
+  host: string;
+  /** 0 = any free port. */
+  port: number;
+  /** Bytes of a whole frame. */
+  maxMessageSize: number;
+  tls: ListenerTls | null;
+  dial: Dial;
+  maxConnections?: number;
+}
+
 /** The worker's listening side of Dynamo's TCP request plane: frames in, one acknowledgement per frame in the same order. */
-export class TcpRequestPlane {
+export class TcpRequestPlane implements RequestPlane {
   readonly #endpoints = new Map<string, Endpoint>();
   readonly #connections = new Set<Socket>();
   readonly #server: Server;
+  #port = 0;
+  #dropped = 0;
 
-  private constructor(
-    server: Server,
-    readonly host: string,
-    readonly port: number,
-    readonly maxMessageSize: number,
-  ) {
-    this.#server = server;
-    server.on("connection", (socket) => this.#serve(socket));
-    server.on("error", (error) => log.error("request plane listener failed", { error }));
+  private constructor(readonly options: TcpOptions) {
+    this.#server = createListener(options.tls, (socket) => this.#serve(socket));
+    this.#server.maxConnections = options.maxConnections ?? MAX_CONNECTIONS;
+    this.#server.on("drop", () => {
+      if (this.#dropped++ === 0) log.warn("request connections beyond the limit are closed", { limit: this.#server.maxConnections });
+    });
   }
 
-  /** @param host an IP literal. @throws Error of the socket when the address cannot be bound */
-  static async listen(options: { host: string; port: number; maxMessageSize: number }): Promise<TcpRequestPlane> {
-    const server = createServer({ noDelay: true });
+  /** @throws Error of the socket when the address cannot be bound */
+  static async listen(options: TcpOptions): Promise<TcpRequestPlane> {
+    const self = new TcpRequestPlane(options);
+    const server = self.#server;
     await new Promise<void>((resolve, reject) => {
       server.once("error", reject);
       server.listen(options.port, options.host, () => {
@@ -55,27 +60,34 @@ export class TcpRequestPlane {
     });
     const bound = server.address();
     if (bound === null || typeof bound === "string") throw new Error("the request plane has no port");
-    return new TcpRequestPlane(server, options.host, bound.port, options.maxMessageSize);
+    server.on("error", (error) => log.error("request plane listener failed", { error }));
+    self.#port = bound.port;
+    return self;
   }
 
-  /** What an instance record advertises for a path: "ip:port/path". */
-  address(path: string): string {
-    return `${isIPv6(this.host) ? `[${this.host}]` : this.host}:${this.port}/${path}`;
+  get port(): number {
+    return this.#port;
   }
-  register(path: string, endpoint: Endpoint): void {
-    this.#endpoints.set(path, endpoint);
+  get host(): string {
+    return this.options.host;
   }
-  unregister(path: string): void {
-    this.#endpoints.delete(path);
+  /** "ip:port/path"; the path is the routing key of each frame. */
+  transport(name: EndpointName, instanceId: bigint): Transport {
+    return { tcp: `${isIPv6(this.host) ? `[${this.host}]` : this.host}:${this.port}/${endpointPath(name, instanceId)}` };
   }
-  /** Stops listening and closes every connection. */
-  close(): void {
+  async register(name: EndpointName, instanceId: bigint, endpoint: Endpoint): Promise<void> {
+    this.#endpoints.set(endpointPath(name, instanceId), endpoint);
+  }
+  async unregister(name: EndpointName, instanceId: bigint): Promise<void> {
+    this.#endpoints.delete(endpointPath(name, instanceId));
+  }
+  async close(): Promise<void> {
     this.#server.close();
     for (const socket of this.#connections) socket.destroy();
   }
 
   #serve(socket: Socket): void {
-    const decoder = new FrameDecoder(this.maxMessageSize);
+    const decoder = new FrameDecoder(this.options.maxMessageSize);
     this.#connections.add(socket);
     socket.on("close", () => this.#connections.delete(socket));
     socket.on("error", (error) => log.debug("request connection failed", { error, peer: socket.remoteAddress }));
@@ -103,21 +115,6 @@ export class TcpRequestPlane {
 
   /** Acks match requests by order alone, so exactly one is written per frame, before any work. */
   #accept(frame: RequestFrame, socket: Socket): void {
-    const receivedAt = performance.now();
-    const endpoint = this.#endpoints.get(frame.path);
-    let refusal: string | null = null;
-    if (!endpoint) refusal = `unknown endpoint ${frame.path.slice(0, 200)}`;
-    else {
-      const { header, data } = decodeTwoPart(frame.payload);
-      try {
-        refusal = endpoint({ control: parseControlHeader(header), headers: frame.headers, body: data, bytes: frame.payload.length, receivedAt })?.refused ?? null;
-      } catch (error) {
-        if (!(error instanceof ControlHeaderError)) throw error;
-        refusal = `malformed request: ${error.message}`;
-      }
-    }
-    if (refusal !== null) log.warn("request not accepted", { reason: refusal, peer: socket.remoteAddress });
-    // Any other text counts as accepted and would leave the client waiting; this prefix fails fast.
-    socket.write(encodeAck(refusal === null ? "" : `Server unavailable: ${refusal}`));
+    socket.write(encodeAck(dispatch({ ...frame, peer: socket.remoteAddress }, this.#endpoints.get(frame.path), this.options.dial)));
   }
 }

@@ -1,7 +1,10 @@
 import { logger } from "../../telemetry/log.ts";
+import { descriptorLimit } from "../../util/descriptors.ts";
+import { requestFields } from "../../telemetry/trace.ts";
+import { TokenItem } from "../protocol/engine-output.ts";
 import { errorItem, internal, invalid, ProtocolError, shutdown } from "../protocol/errors.ts";
-import { ResponseStream } from "./response-stream.ts";
-import type { IncomingRequest } from "./tcp-server.ts";
+import type { IncomingRequest } from "./request-plane.ts";
+import type { ResponseStream } from "./response-stream.ts";
 
 export type WorkErrorType = "deserialization" | "response_stream" | "generate" | "serialization" | "publish_response" | "publish_final";
 
@@ -30,11 +33,17 @@ export interface WorkContext {
  */
 export type Work = (body: unknown, context: WorkContext) => AsyncGenerator<unknown, void, undefined>;
 
-/** Requests that may be in work at once; far above what an engine runs, so that its queue decides. */
-export const MAX_IN_FLIGHT = 10_000;
+/**
+ * Requests that may be in work at once; far above what an engine runs, so that its queue decides. Each holds a connection, and one
+ * that was accepted and cannot be answered would leave its client waiting: so no more than a quarter of the descriptors.
+ */
+export const MAX_IN_FLIGHT = Math.min(10_000, descriptorLimit() >> 2);
 
 const EMPTY = Buffer.alloc(0);
 const log = logger("layerscale::dynamo::work_handler");
+
+/** Ids that every log line of a request carries. */
+const fieldsOf = ({ control, headers }: IncomingRequest) => requestFields(control.id, headers.traceparent);
 
 /** Nanoseconds since the epoch, as the frontend stamped them; null when absent or nonsense. */
 function transitSeconds(headers: Record<string, string>): number | null {
@@ -45,15 +54,14 @@ function transitSeconds(headers: Record<string, string>): number | null {
 
 /** Runs the requests of one endpoint, from acknowledgement to the end of their answers. */
 export class WorkHandler {
-  readonly #running = new Map<Promise<void>, AbortController>();
+  readonly #running = new Map<Promise<void>, { id: string; stop: AbortController }>();
   #refusal: string | null = null;
-  #stopping: string | null = null;
 
   constructor(
     readonly work: Work,
     readonly metrics: WorkMetrics,
-    /** Called for each request that is turned away for want of room. */
-    readonly onReject: () => void = () => {},
+    /** Called for each request that is turned away, for want of room or because the worker stops. */
+    readonly onReject: (why: "capacity" | "closed") => void = () => {},
     readonly limit = MAX_IN_FLIGHT,
   ) {}
 
@@ -63,15 +71,18 @@ export class WorkHandler {
 
   /** Takes a request or says why not; never waits. */
   accept = (request: IncomingRequest): { refused: string } | void => {
-    if (this.#refusal !== null) return { refused: this.#refusal };
+    if (this.#refusal !== null) {
+      this.onReject("closed");
+      return { refused: this.#refusal };
+    }
     if (this.#running.size >= this.limit) {
-      this.onReject();
+      this.onReject("capacity");
       return { refused: `worker at capacity, ${this.limit} requests in work` };
     }
     this.metrics.received(request.bytes, transitSeconds(request.headers));
     const stop = new AbortController();
-    const run = this.#run(request, stop).catch((error: unknown) => log.error("request failed", { id: request.control.id, error }));
-    this.#running.set(run, stop);
+    const run = this.#run(request, stop).catch((error: unknown) => log.error("request failed", { ...fieldsOf(request), error }));
+    this.#running.set(run, { id: request.control.id, stop });
     void run.then(() => {
       this.#running.delete(run);
       this.metrics.done((performance.now() - request.receivedAt) / 1000);
@@ -86,9 +97,20 @@ export class WorkHandler {
   /** Ends what still runs with an error that another worker may continue from; resolves when all streams are closed or the time is over. */
   async stop(reason: string, timeoutMs: number): Promise<boolean> {
     this.close(reason);
-    this.#stopping = reason;
-    for (const stop of this.#running.values()) stop.abort();
+    return this.abortAll(shutdown(reason), timeoutMs);
+  }
+
+  /** Ends what runs now with this error; resolves like stop(). What arrives later is served. */
+  abortAll(error: ProtocolError, timeoutMs: number): Promise<boolean> {
+    for (const { stop } of this.#running.values()) stop.abort(error);
     return this.idle(timeoutMs);
+  }
+
+  /** Ends one request with this error; false when there is none with this id. */
+  abortRequest(id: string, error: ProtocolError): boolean {
+    const found = [...this.#running.values()].filter((running) => running.id === id);
+    for (const { stop } of found) stop.abort(error);
+    return found.length > 0;
   }
 
   /** Resolves true when nothing runs. */
@@ -107,10 +129,10 @@ export class WorkHandler {
     await Promise.resolve();
     let stream: ResponseStream;
     try {
-      stream = await ResponseStream.open(control.target);
+      stream = await request.answer();
     } catch (error) {
       this.metrics.failed("response_stream");
-      log.warn("cannot reach the frontend for an answer", { id: control.id, host: control.target.host, port: control.target.port, error });
+      log.warn("cannot reach the frontend for an answer", { ...fieldsOf(request), host: control.target.host, port: control.target.port, error });
       return;
     }
     this.metrics.answered((performance.now() - request.receivedAt) / 1000);
@@ -119,7 +141,7 @@ export class WorkHandler {
       await this.#answer(request, stream, signal);
       if (stream.cancelled !== null) {
         this.metrics.cancelled();
-        log.debug("request cancelled", { id: control.id, reason: stream.cancelled });
+        log.debug("request cancelled", { ...fieldsOf(request), reason: stream.cancelled });
       }
     } finally {
       stream.destroy();
@@ -129,7 +151,7 @@ export class WorkHandler {
   async #answer(request: IncomingRequest, stream: ResponseStream, signal: AbortSignal): Promise<void> {
     const { control } = request;
     const send = (item: unknown) => {
-      const bytes = control.codec.encode({ data: item, complete_final: false });
+      const bytes = item instanceof TokenItem ? item.encode(control.codec) : control.codec.encode({ data: item, complete_final: false });
       this.metrics.sent(bytes.length);
       return stream.send(bytes);
     };
@@ -152,12 +174,12 @@ export class WorkHandler {
     } catch (error) {
       if (error instanceof ProtocolError) failure = error;
       else {
-        log.error("request failed", { id: control.id, error, stack: (error as Error)?.stack });
+        log.error("request failed", { ...fieldsOf(request), error, stack: (error as Error)?.stack });
         failure = internal(`worker error: ${(error as Error)?.message ?? String(error)}`);
       }
     }
     if (stream.cancelled !== null) return;
-    if (failure !== null) await send(errorItem(this.#stopping !== null && signal.aborted ? shutdown(this.#stopping) : failure));
+    if (failure !== null) await send(errorItem(signal.aborted && signal.reason instanceof ProtocolError ? signal.reason : failure));
     const final = control.codec.encode({ complete_final: true });
     this.metrics.sent(final.length);
     await stream.finish(final);

@@ -2,7 +2,6 @@ import { Counter, Gauge, Histogram, Registry } from "prom-client";
 import type { EngineStats } from "../../engine/types.ts";
 import type { FinishedSample, MetricsSource } from "../../telemetry/metrics.ts";
 import type { WorkMetrics } from "../request-plane/work-handler.ts";
-import { MAX_IN_FLIGHT } from "../request-plane/work-handler.ts";
 import { type EndpointName, hexId } from "../discovery/records.ts";
 
 const DURATION_BUCKETS = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300, 600];
@@ -29,7 +28,11 @@ export class DynamoMetrics {
   readonly #registers = [this.registry];
   readonly #labels: Record<(typeof ENDPOINT_LABELS)[number], string>;
   #names: ModelNames | null = null;
+  /** Samples are kept under the first id; the text tells the present one. */
+  #shownId: string;
   #source: Pick<MetricsSource, "stats"> | null = null;
+  /** Bytes sent since the last reading: a labelled counter costs too much for every token. */
+  readonly #unreadBytes: { labels: Record<(typeof ENDPOINT_LABELS)[number], string>; bytes: number }[] = [];
   readonly #hits: { cached: number; prompt: number }[] = [];
 
   readonly #requests;
@@ -45,14 +48,30 @@ export class DynamoMetrics {
   #cleanupTime: Gauge | null = null;
   #drainTime: Gauge | null = null;
 
-  constructor(endpoint: EndpointName, workerId: bigint) {
+  constructor(
+    endpoint: EndpointName,
+    readonly workerId: bigint,
+  ) {
+    this.#shownId = hexId(workerId);
     const registers = this.#registers;
     const labelNames = ENDPOINT_LABELS;
     this.#labels = { dynamo_namespace: endpoint.namespace, dynamo_component: endpoint.component, dynamo_endpoint: endpoint.endpoint, worker_id: hexId(workerId) };
     this.#requests = new Counter({ name: "dynamo_component_requests_total", help: "Total number of requests processed by work handler", labelNames, registers });
     this.#duration = new Histogram({ name: "dynamo_component_request_duration_seconds", help: "Time spent processing requests by work handler", labelNames, buckets: DURATION_BUCKETS, registers });
     this.#requestBytes = new Counter({ name: "dynamo_component_request_bytes_total", help: "Total number of bytes received in requests by work handler", labelNames, registers });
-    this.#responseBytes = new Counter({ name: "dynamo_component_response_bytes_total", help: "Total number of bytes sent in responses by work handler", labelNames, registers });
+    const unread = this.#unreadBytes;
+    this.#responseBytes = new Counter({
+      name: "dynamo_component_response_bytes_total",
+      help: "Total number of bytes sent in responses by work handler",
+      labelNames,
+      registers,
+      collect() {
+        for (const counted of unread) {
+          this.inc(counted.labels, counted.bytes);
+          counted.bytes = 0;
+        }
+      },
+    });
     this.#inflight = new Gauge({ name: "dynamo_component_inflight_requests", help: "Number of requests currently being processed by work handler", labelNames, registers });
     this.#cancelled = new Counter({ name: "dynamo_component_cancellation_total", help: "Total number of requests cancelled by work handler", labelNames, registers });
     const startedAt = performance.now();
@@ -66,16 +85,25 @@ export class DynamoMetrics {
         this.set(worker, (performance.now() - startedAt) / 1000);
       },
     });
-    this.#transit = new Histogram({ name: "dynamo_work_handler_network_transit_seconds", help: "Time from the frontend sending a request to the worker receiving it", buckets: TRANSIT_BUCKETS, registers });
-    this.#firstResponse = new Histogram({ name: "dynamo_work_handler_time_to_first_response_seconds", help: "Time from receiving a request to sending its response prologue", buckets: FIRST_RESPONSE_BUCKETS, registers });
-    this.#permitWait = new Histogram({ name: "dynamo_work_handler_permit_wait_seconds", help: "Time requests waited for a slot of the engine", buckets: PERMIT_BUCKETS, registers });
-    this.#rejected = new Counter({ name: "dynamo_work_handler_enqueue_rejected_total", help: "Total number of requests rejected because the worker was at capacity", registers });
+    this.#transit = new Histogram({ name: "dynamo_work_handler_network_transit_seconds", help: "Frontend-to-backend network transit time (cross-process wall-clock, seconds)", buckets: TRANSIT_BUCKETS, registers });
+    this.#firstResponse = new Histogram({ name: "dynamo_work_handler_time_to_first_response_seconds", help: "Backend processing time from handle_payload entry to prologue sent (seconds)", buckets: FIRST_RESPONSE_BUCKETS, registers });
+    this.#permitWait = new Histogram({ name: "dynamo_work_handler_permit_wait_seconds", help: "Time spent waiting for a worker-pool permit (seconds)", buckets: PERMIT_BUCKETS, registers });
+    this.#rejected = new Counter({ name: "dynamo_work_handler_enqueue_rejected_total", help: "Times enqueuing work failed because the dispatcher channel was closed", registers });
+    this.#overloaded = new Counter({ name: "dynamo_rejection_request_total", help: "Requests rejected because the worker is at capacity (engine in-flight limit and Dynamo queue both full)", registers });
+    // Stays 0: events come from the engine itself, in order, so none can be missed before they are published.
+    new Counter({
+      name: "dynamo_component_kv_publisher_engines_dropped_events_total",
+      help: "Total number of raw events dropped by engines before reaching publisher (detected via event_id gaps)",
+      labelNames: ["dynamo_namespace", "dynamo_component", "worker_id"] as const,
+      registers,
+    }).inc({ dynamo_namespace: endpoint.namespace, dynamo_component: endpoint.component, ...worker }, 0);
   }
   readonly #rejected;
+  readonly #overloaded;
 
-  /** A request was turned away before it was accepted. */
-  rejected(): void {
-    this.#rejected.inc();
+  /** A request was turned away before it was accepted: no room, or the worker stops. */
+  rejected(why: "capacity" | "closed"): void {
+    (why === "capacity" ? this.#overloaded : this.#rejected).inc();
   }
 
   /** The request metrics of one endpoint; its series exist from now on. */
@@ -84,6 +112,8 @@ export class DynamoMetrics {
     for (const counter of [this.#requests, this.#requestBytes, this.#responseBytes, this.#cancelled]) counter.inc(labels, 0);
     this.#inflight.set(labels, 0);
     this.#duration.zero(labels);
+    const unread = { labels, bytes: 0 };
+    this.#unreadBytes.push(unread);
     return {
       received: (bytes, transit) => {
         this.#requests.inc(labels);
@@ -92,7 +122,7 @@ export class DynamoMetrics {
         if (transit !== null) this.#transit.observe(transit);
       },
       answered: (seconds) => this.#firstResponse.observe(seconds),
-      sent: (bytes) => this.#responseBytes.inc(labels, bytes),
+      sent: (bytes) => void (unread.bytes += bytes),
       cancelled: () => this.#cancelled.inc(labels),
       failed: (type) => {
         this.#errors ??= new Counter({
@@ -111,7 +141,7 @@ export class DynamoMetrics {
   }
 
   /** The engine is loaded: pool, queue and model families appear. */
-  attach(engine: MetricsSource, names: ModelNames, limits: { slots: number; loadSeconds: number; prefixCache: boolean }): () => void {
+  attach(engine: MetricsSource, names: ModelNames, limits: { slots: number; capacity: number; loadSeconds: number; prefixCache: boolean }): () => void {
     this.#names = names;
     this.#source = engine;
     const registers = this.#registers;
@@ -124,12 +154,12 @@ export class DynamoMetrics {
     this.#drainTime.set(model, 0);
     this.#rankGauge("dynamo_component_total_blocks", "Total number of KV cache blocks available on the worker.", rank, (s) => s.pagesTotal);
     this.#rankGauge("dynamo_component_gpu_cache_usage_percent", "GPU cache usage as a percentage (0.0-1.0).", rank, (s) => s.pagesHeld / Math.max(1, s.pagesTotal));
-    this.#processGauge("dynamo_work_handler_queue_depth", "Requests that wait for a slot of the engine", () => engine.stats().waiting);
-    this.#processGauge("dynamo_work_handler_queue_capacity", "Requests that may wait for a slot of the engine", () => Math.max(0, MAX_IN_FLIGHT - limits.slots));
-    this.#processGauge("dynamo_work_handler_pool_active_tasks", "Requests that hold a slot of the engine", () => engine.stats().running);
-    this.#processGauge("dynamo_work_handler_pool_capacity", "Slots of the engine", () => limits.slots);
-    this.#processGauge("dynamo_engine_request", "Requests running in the engine", () => engine.stats().running);
-    this.#processGauge("dynamo_request_queue", "Requests waiting in front of the engine", () => engine.stats().waiting);
+    this.#processGauge("dynamo_work_handler_queue_depth", "Current items in the bounded work queue awaiting dispatcher pickup", () => engine.stats().waiting);
+    this.#processGauge("dynamo_work_handler_queue_capacity", "Configured capacity of the bounded work queue", () => Math.max(0, limits.capacity - limits.slots));
+    this.#processGauge("dynamo_work_handler_pool_active_tasks", "Current number of active worker-pool tasks (permits in use)", () => engine.stats().running);
+    this.#processGauge("dynamo_work_handler_pool_capacity", "Configured worker-pool capacity (total permits)", () => limits.slots);
+    this.#processGauge("dynamo_engine_request", "Current number of requests being handled by the engine (--engine-request-limit)", () => engine.stats().running);
+    this.#processGauge("dynamo_request_queue", "Current number of requests queued in Dynamo not yet in the engine (--dynamo-request-queue-limit)", () => engine.stats().waiting);
     let hitRate: Gauge | null = null;
     return engine.onFinish((request) => {
       if (request.internal) return;
@@ -143,9 +173,20 @@ export class DynamoMetrics {
   drained(seconds: number): void {
     if (this.#names) this.#drainTime?.set({ ...this.#labels, model: this.#names.model, model_name: this.#names.modelName }, seconds);
   }
+  /** Slots, pages and weights are given back. */
+  cleaned(seconds: number): void {
+    if (this.#names) this.#cleanupTime?.set({ ...this.#labels, model: this.#names.model, model_name: this.#names.modelName }, seconds);
+  }
 
-  render(): Promise<string> {
-    return this.registry.metrics();
+  /** The worker goes by another id from now on; what was counted stays counted. */
+  rename(workerId: bigint): void {
+    this.#shownId = hexId(workerId);
+  }
+
+  async render(): Promise<string> {
+    const text = await this.registry.metrics();
+    const first = hexId(this.workerId);
+    return first === this.#shownId ? text : text.replaceAll(`worker_id="${first}"`, `worker_id="${this.#shownId}"`);
   }
 
   /** Cached share of the prompt tokens of the latest requests. */

@@ -3,6 +3,7 @@ import type { WeightDtype, WeightTensor } from "../../config/model-spec.ts";
 import { int32Words, splitU64 } from "../../util/words.ts";
 import { EngineError } from "../errors.ts";
 import type { EngineOptions } from "../types.ts";
+import { loadProblem } from "./library.ts";
 import { LS_ABI_VERSION, ls_config, ls_dtype, ls_pool_stats_t, ls_rope_style, symbols } from "./abi.gen.ts";
 import { NativeError, type DeviceInfo, type NativeBackend, type PoolCounts } from "./backend.ts";
 
@@ -19,7 +20,7 @@ export function openLibrary(path: string): Library<typeof symbols> {
   try {
     library = dlopen(path, symbols);
   } catch (error) {
-    throw new EngineError("engine", `cannot load the native library ${path}: ${error instanceof Error ? error.message : String(error)}`);
+    throw new EngineError("engine", `cannot load the native library ${path}: ${loadProblem(error)}`);
   }
   const version = library.symbols.ls_abi_version();
   if (version !== LS_ABI_VERSION) {

@@ -9,6 +9,18 @@ import { EMBEDDED_ROOT, embeddedLibraryPath } from "./embedded.ts";
 export const LIBRARY_ENV = "LAYERSCALE_NATIVE_LIB";
 const LIBRARY_NAME = "liblayerscale_cpu.so";
 
+/**
+ * Why a library could not be opened, in words for people. The runtime makes machine code for each foreign function; where it may not,
+ * it says only that it needs its compiler.
+ */
+export function loadProblem(error: unknown, limits: () => string = () => readFileSync("/proc/self/limits", "utf8")): string {
+  const text = error instanceof Error ? error.message : String(error);
+  if (!/requires the JIT/.test(text)) return text;
+  const bytes = /^Max address space\s+(\d+)\s/m.exec(limits())?.[1];
+  const cause = bytes === undefined ? "code generation is switched off or refused" : `its address space is limited to ${Number(bytes) / 1024} KiB (ulimit -v), expected unlimited`;
+  return `this process cannot map memory for machine code: ${cause}`;
+}
+
 export interface LibrarySearch {
   env: Record<string, string | undefined>;
   execPath: string;
@@ -43,7 +55,10 @@ export function placeLibrary(bytes: Uint8Array, directory = join(tmpdir(), `laye
       dlopen(path, { ls_abi_version: symbols.ls_abi_version });
       return path;
     } catch (error) {
-      reasons.push(`${where}: ${error instanceof Error ? error.message : String(error)}`);
+      const problem = loadProblem(error);
+      // No other place would help.
+      if (/machine code/.test(problem)) throw new EngineError("engine", `cannot load the native library: ${problem}`);
+      reasons.push(`${where}: ${problem}`);
     }
   }
   throw new EngineError("engine", `cannot place the native library that this program carries (${reasons.join("; ")}); set TMPDIR to a directory that allows executables, or ${LIBRARY_ENV} to the library`);

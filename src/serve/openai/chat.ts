@@ -1,7 +1,7 @@
 import { randomUUID } from "node:crypto";
 import { z } from "zod";
 import type { SamplingParams } from "../../engine/types.ts";
-import { answer } from "../answer.ts";
+import { answer, readRequest } from "../answer.ts";
 import type { RequestContext } from "../app.ts";
 import { badRequest, refuseSession } from "../http-errors.ts";
 import { type JsonBody, parseJsonObject } from "../json.ts";
@@ -96,8 +96,10 @@ function templateKwargs(read: z.infer<typeof fields.schema>): Record<string, unk
 export async function chatCompletions(context: RequestContext): Promise<Response> {
   const body = await context.app.bodies.with(context.request, parseJsonObject);
   const serving = context.app.admit();
-  refuseSession(context.request.headers);
-  const call = readChat(serving, body);
+  const call = await readRequest(context, "chat", () => {
+    refuseSession(context.request.headers);
+    return readChat(serving, body);
+  });
   const id = `chatcmpl-${randomUUID().replaceAll("-", "")}`;
   const created = Math.floor(Date.now() / 1000);
   const generate = (signal: AbortSignal) => generateText(serving, { id, ...call, continuation: false }, signal);

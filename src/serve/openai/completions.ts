@@ -1,7 +1,7 @@
 import { randomUUID } from "node:crypto";
 import { z } from "zod";
 import type { SamplingParams, Usage } from "../../engine/types.ts";
-import { answer } from "../answer.ts";
+import { answer, readRequest } from "../answer.ts";
 import type { RequestContext } from "../app.ts";
 import { badRequest, refuseSession } from "../http-errors.ts";
 import { type JsonBody, parseJsonObject } from "../json.ts";
@@ -82,11 +82,13 @@ async function encodePrompts(serving: Serving, prompts: CompletionCall["prompts"
 
 /** POST /v1/completions */
 export async function completions(context: RequestContext): Promise<Response> {
-  refuseSession(context.request.headers);
   const body = await context.app.bodies.with(context.request, parseJsonObject);
   const serving = context.app.admit();
-  const call = readCompletion(serving, body);
-  const prompts = await encodePrompts(serving, call.prompts);
+  const { call, prompts } = await readRequest(context, "completions", async () => {
+    refuseSession(context.request.headers);
+    const read = readCompletion(serving, body);
+    return { call: read, prompts: await encodePrompts(serving, read.prompts) };
+  });
   const id = `cmpl-${randomUUID().replaceAll("-", "")}`;
   const head = { id, object: "text_completion", created: Math.floor(Date.now() / 1000), model: serving.name };
   const generate = (signal: AbortSignal) =>

@@ -12,7 +12,8 @@ const SEED_MAX = 2n ** 64n - 1n;
 /** A short picture of a value for an error message. */
 export function preview(value: unknown): string {
   if (value === undefined) return "nothing";
-  const text = JSON.stringify(value);
+  // JSON has no word for a number that overflowed.
+  const text = typeof value === "number" || typeof value === "bigint" ? String(value) : JSON.stringify(value);
   return text.length > 80 ? `${text.slice(0, 77)}…` : text;
 }
 
@@ -26,7 +27,7 @@ const bool = z.boolean("true or false").nullish();
 const TEMPERATURE = "a number from 0 to 2";
 const TOP_P = "a number above 0, up to 1";
 const STOPS = `a string or a list of up to ${MAX_STOPS} strings, each 1 to ${MAX_STOP_BYTES} bytes long`;
-const TOKENS = "an integer of at least 1";
+const TOKENS = `an integer from 1 to ${Number.MAX_SAFE_INTEGER}`;
 
 /** A value that is read by hand. */
 export const anything = z.unknown().optional();
@@ -139,7 +140,7 @@ export function parseFields<S extends z.ZodRawShape>(table: { schema: z.ZodObjec
 function seedOf(body: JsonBody, seed: number | null | undefined): bigint | null {
   if (seed === null || seed === undefined) return null;
   const exact = Number.isSafeInteger(seed) ? BigInt(seed) : exactInteger(body, "seed");
-  if (exact === null || exact < SEED_MIN || exact > SEED_MAX) throw expected("seed", "an integer of 64 bits", seed);
+  if (exact === null || exact < SEED_MIN || exact > SEED_MAX) throw expected("seed", "an integer of 64 bits", exact ?? seed);
   return exact;
 }
 

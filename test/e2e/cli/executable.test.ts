@@ -104,5 +104,21 @@ describe("the executable, alone in a folder", () => {
     expect(err).toContain("sse9");
   });
 
+  test("an address space too small is told as one: by name, value and what was expected", () => {
+    const limited = (kib: number) => {
+      const command = ["bash", "-c", `ulimit -v ${kib}; exec "$@"`, "_", join(folder, "layerscale"), "--model", gguf, "--port", "0"];
+      const { exitCode, stderr } = Bun.spawnSync(command, { cwd: folder, env: { PATH: process.env.PATH!, TMPDIR: folder, LAYERSCALE_LICENSE_KEY: key }, timeout: 60_000 });
+      return { code: exitCode, last: stderr.toString().trim().split("\n").at(-1)! };
+    };
+    expect(limited(400_000)).toEqual({ code: 1, last: "error: cannot load the native library: this process cannot map memory for machine code: its address space is limited to 400000 KiB (ulimit -v), expected unlimited" });
+  });
+
+  test("a host that is none is refused before anything is opened", () => {
+    for (const host of ["é", "999.1.1.1"]) {
+      const { code, err } = run(["--model", gguf, "--host", host], { LAYERSCALE_LICENSE_KEY: key });
+      expect([code, err]).toEqual([2, `error: --host / LAYERSCALE_HOST: expected an IP address or a name of this machine, got "${host}"\n`]);
+    }
+  });
+
   test("the model under test is there", () => expect(existsSync(gguf)).toBe(true));
 });

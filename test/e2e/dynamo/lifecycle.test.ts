@@ -70,12 +70,12 @@ describe("life of a worker", () => {
 
 describe("start", () => {
   const run = (environment: Record<string, string>, args: readonly string[] = []) =>
-    launch(["dynamo", "--model", required("LAYERSCALE_TEST_GGUF"), "--served-model-name", NAME, ...args], { env: { DYN_TCP_RPC_HOST: "127.0.0.1", ...environment } });
+    launch(["dynamo", "--model", required("LAYERSCALE_TEST_GGUF"), "--served-model-name", NAME, ...args], { env: { DYN_TCP_RPC_HOST: "127.0.0.1", DYN_DISCOVERY_BACKEND: "file", ...environment } });
   const cases: [string, Record<string, string>, string[]][] = [
-    ["DYN_DISCOVERY_BACKEND", {}, []], ["DYN_REQUEST_PLANE", { DYN_DISCOVERY_BACKEND: "file", DYN_REQUEST_PLANE: "nats" }, []], ["DYN_EVENT_PLANE", { DYN_DISCOVERY_BACKEND: "file", DYN_EVENT_PLANE: "nats" }, []],
-    ["--disaggregation-mode", { DYN_DISCOVERY_BACKEND: "file" }, ["--disaggregation-mode", "prefill"]],
+    ["DYN_ROUTE_TO_ENCODER", { DYN_ROUTE_TO_ENCODER: "true" }, []], ["DYN_LORA_ENABLED", { DYN_LORA_ENABLED: "true" }, []], ["--disaggregation-mode", {}, ["--disaggregation-mode", "encode"]],
+    ["DYN_HEALTH_CHECK_PAYLOAD", { DYN_HEALTH_CHECK_PAYLOAD: '{"prompt":"hi"}' }, []], ["--enable-rl", {}, ["--enable-rl"]],
   ];
-  test.each(cases)("%s: what is not built is one line that names it, exit code 2", async (name, environment, args) => {
+  test.each(cases)("%s: what cannot be served is one line that names it, exit code 2", async (name, environment, args) => {
     await using process = run(environment, args);
     expect(await process.exit(LIMIT_MS)).toBe(2);
     const lines = process.stderr.trim().split("\n");

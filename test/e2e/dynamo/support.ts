@@ -42,17 +42,19 @@ export class Deployment implements AsyncDisposable {
     readonly home: string,
     /** The discovery directory. */
     readonly kv: string,
+    /** Variables of frontend and workers beside the usual ones, for instance another discovery backend. */
+    readonly extra: Readonly<Record<string, string>> = {},
   ) {}
 
   /** The frontend is up; workers are started separately. With `kv` it joins another deployment's workers. */
-  static async start(routerMode: "round-robin" | "kv", args: readonly string[] = [], kv?: string): Promise<Deployment> {
+  static async start(routerMode: "round-robin" | "kv", args: readonly string[] = [], kv?: string, extra: { all?: Record<string, string>; frontend?: Record<string, string>; /** Of another environment with Dynamo. */ python?: string } = {}): Promise<Deployment> {
     const made = mkdtempSync(join(tmpdir(), "layerscale-dynamo-"));
-    const self = new Deployment(made, kv ?? join(made, "kv"));
+    const self = new Deployment(made, kv ?? join(made, "kv"), extra.all);
     const port = await freePort();
     self.url = `http://127.0.0.1:${port}`;
     self.frontend = Launched.command(
-      [required("LAYERSCALE_TEST_PYTHON"), "-m", "dynamo.frontend", "--http-host", "127.0.0.1", "--http-port", String(port), "--router-mode", routerMode, ...args],
-      { env: { ...self.environment(), DYN_TCP_RESPONSE_STREAM_HOST: "lo", HOME: self.home, HF_HUB_OFFLINE: "1", PYTHONUNBUFFERED: "1", DYN_SDK_DISABLE_ANSI_LOGGING: "1" } },
+      [extra.python ?? required("LAYERSCALE_TEST_PYTHON"), "-m", "dynamo.frontend", "--http-host", "127.0.0.1", "--http-port", String(port), "--router-mode", routerMode, ...args],
+      { env: { ...self.environment(), DYN_TCP_RESPONSE_STREAM_HOST: "lo", HOME: self.home, HF_HUB_OFFLINE: "1", PYTHONUNBUFFERED: "1", DYN_SDK_DISABLE_ANSI_LOGGING: "1", ...extra.frontend } },
     );
     await eventually(() => {
       if (!self.frontend.running) throw new Error(`the frontend ended: ${self.frontend.stderr.slice(-2000)}`);
@@ -62,13 +64,13 @@ export class Deployment implements AsyncDisposable {
   }
 
   environment(): Record<string, string> {
-    return { DYN_DISCOVERY_BACKEND: "file", DYN_FILE_KV: this.kv, DYN_TCP_RPC_HOST: "127.0.0.1", DYN_REQUEST_PLANE: "tcp", DYN_EVENT_PLANE: "zmq" };
+    return { DYN_DISCOVERY_BACKEND: "file", DYN_FILE_KV: this.kv, DYN_TCP_RPC_HOST: "127.0.0.1", DYN_REQUEST_PLANE: "tcp", DYN_EVENT_PLANE: "zmq", ...this.extra };
   }
 
   /** A worker that is ready and, by default, served by the frontend. */
-  async worker(args: readonly string[] = [], options: { served?: boolean } = {}): Promise<Worker> {
-    const process = launch(["dynamo", "--model", required("LAYERSCALE_TEST_GGUF"), "--served-model-name", NAME, "--max-total-tokens", "16384", ...args], {
-      env: { ...this.environment(), DYN_SYSTEM_PORT: "0", DYN_SYSTEM_HOST: "127.0.0.1" },
+  async worker(args: readonly string[] = [], options: { served?: boolean; env?: Record<string, string>; model?: string } = {}): Promise<Worker> {
+    const process = launch(["dynamo", "--model", options.model ?? required("LAYERSCALE_TEST_GGUF"), "--served-model-name", NAME, "--max-total-tokens", "16384", ...args], {
+      env: { ...this.environment(), DYN_SYSTEM_PORT: "0", DYN_SYSTEM_HOST: "127.0.0.1", ...options.env },
     });
     const { port } = await process.log("system server listens", LIMIT_MS);
     const { instance } = await process.log("worker starts", LIMIT_MS);

@@ -11,13 +11,13 @@ import { refuseConflict } from "../../../src/dynamo/registration/conflict.ts";
 
 const name = { namespace: "dynamo", component: "backend", endpoint: "generate" };
 const id = 0xe0634cbc480eab4dn;
-const record = () => instanceRecord(name, instance(name, id, "127.0.0.1:46859/e0634cbc480eab4d/generate", "cuda", "msgpack"));
+const record = () => instanceRecord(name, instance(name, id, { tcp: "127.0.0.1:46859/e0634cbc480eab4d/generate" }, "cuda", "msgpack"));
 const open: FileDiscovery[] = [];
 const roots: string[] = [];
 let now = Date.now();
 function discovery(root = mkdtempSync(join(tmpdir(), "ls-kv-")), instanceId = id): FileDiscovery {
   now = Date.now();
-  const made = new FileDiscovery(root, instanceId, () => now);
+  const made = new FileDiscovery(root, instanceId, { clock: () => now });
   open.push(made);
   roots.push(root);
   return made;
@@ -45,12 +45,12 @@ describe("records", () => {
   });
   test("model and event records carry the same id in key and value", () => {
     expect(modelRecord(name, id, {})).toMatchObject({ bucket: "v1/mdc", key: "dynamo/backend/generate/e0634cbc480eab4d", value: { type: "Model", instance_id: id } });
-    const channel = eventChannelRecord(name, "kv-events", 0x1b1a5910484c57n, "tcp://127.0.0.1:42447");
+    const channel = eventChannelRecord(name, "kv-events", 0x1b1a5910484c57n, { kind: "Zmq", config: { endpoint: "tcp://127.0.0.1:42447" } });
     expect(channel.key).toBe("namespace/dynamo/component/backend/endpoint/generate/topic/kv-events/1b1a5910484c57");
     expect(stringifyJson(channel.value)).toBe(
       '{"type":"EventChannel","scope":{"kind":"endpoint","endpoint":{"namespace":"dynamo","component":"backend","name":"generate"}},"topic":"kv-events","instance_id":7628794198772823,"transport":{"kind":"Zmq","config":{"endpoint":"tcp://127.0.0.1:42447"}}}',
     );
-    const source = eventSourceRecord(name, "kv-events", 5n, id, instance({ ...name, endpoint: "worker_kv_query_source_5" }, id, "a", "cpu", "json"));
+    const source = eventSourceRecord(name, "kv-events", 5n, id, instance({ ...name, endpoint: "worker_kv_query_source_5" }, id, { tcp: "a" }, "cpu", "json"));
     expect(source).toMatchObject({ bucket: "v1/event_sources", value: { publisher_id: 5n, metadata: { worker: { worker_id: id, dp_rank: 0 }, publisher_id: 5n, recovery_target: { endpoint: "worker_kv_query_source_5", instance_id: id } } } });
   });
 });
@@ -77,17 +77,17 @@ describe("file discovery", () => {
     await d.add(record());
     utimesSync(file(d), 1000, 1000);
     now = 2_000_000_000_000;
-    d.renew();
+    d.touch();
     expect(statSync(file(d)).mtimeMs).toBe(2_000_000_000_000);
   });
   test("a record that somebody removed comes back, also when the whole directory went", async () => {
     const d = discovery();
     await d.add(record());
     unlinkSync(file(d));
-    d.renew();
+    d.touch();
     expect(existsSync(file(d))).toBe(true);
     rmSync(d.root, { recursive: true });
-    d.renew();
+    d.touch();
     expect(readFileSync(file(d), "utf8")).toBe(stringifyJson(record().value));
   });
   test("files of the dead expire by age, own ones and fresh ones stay", async () => {
@@ -101,7 +101,7 @@ describe("file discovery", () => {
     };
     const [stale, fresh, orphan] = [at("old", TTL_MS + 1), at("new", TTL_MS - 1000), at(".tmp_0011", TTL_MS + 1)];
     utimesSync(file(d), 1, 1);
-    d.renew();
+    d.touch();
     expect([stale, fresh, orphan, file(d)].map(existsSync)).toEqual([false, true, false, true]);
   });
   test("listing skips stale, foreign and broken files", async () => {
@@ -120,7 +120,7 @@ describe("file discovery", () => {
     await d.add(modelRecord(name, id, {}));
     await d.remove("v1/instances", record().key);
     expect(existsSync(file(d))).toBe(false);
-    d.renew();
+    d.touch();
     expect(existsSync(file(d))).toBe(false);
     await d.remove("v1/instances", record().key);
     await d.close();

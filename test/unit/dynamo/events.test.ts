@@ -4,7 +4,7 @@ import { createXXHash3 } from "hash-wasm";
 import { sequenceHash, tokensHash, xxh3Of64Bytes } from "../../../src/dynamo/event-plane/hashes.ts";
 import { KvEventLog } from "../../../src/dynamo/event-plane/kv-event-log.ts";
 import { type EventData, KvState } from "../../../src/dynamo/event-plane/kv-state.ts";
-import { TopicPublisher } from "../../../src/dynamo/event-plane/topic-publisher.ts";
+import { ZmqTopicPublisher } from "../../../src/dynamo/event-plane/zmq-publisher.ts";
 import { encodeMessage } from "../../../src/dynamo/event-plane/zmtp-pub.ts";
 import { cacheDomain } from "../../../src/dynamo/handler.ts";
 import { decodeMsgpack, encodeMsgpack } from "../../../src/dynamo/protocol/msgpack.ts";
@@ -174,7 +174,7 @@ class Subscriber {
     socket.on("data", (chunk: Buffer) => (this.bytes = Buffer.concat([this.bytes, chunk])));
     socket.on("error", () => {});
   }
-  static to(publisher: TopicPublisher, topic: string, greeting = subscriberGreeting()): Subscriber {
+  static to(publisher: ZmqTopicPublisher, topic: string, greeting = subscriberGreeting()): Subscriber {
     const self = new Subscriber(connect(publisher.socket.port, "127.0.0.1"));
     self.socket.write(Buffer.concat([greeting, Buffer.from("0419055245414459" + "0b536f636b65742d54797065" + "00000003" + "535542", "hex"), Buffer.from([0, topic.length + 1, 1]), Buffer.from(topic)]));
     return self;
@@ -189,9 +189,9 @@ function subscriberGreeting(): Buffer {
 const HANDSHAKE = 64 + 2 + 0x19;
 
 describe("ZMTP publisher", () => {
-  const open: TopicPublisher[] = [];
+  const open: ZmqTopicPublisher[] = [];
   const publisher = async (topic = "kv-events") => {
-    const made = await TopicPublisher.start(topic, "127.0.0.1");
+    const made = await ZmqTopicPublisher.start(topic, "127.0.0.1");
     open.push(made);
     return made;
   };
@@ -206,7 +206,7 @@ describe("ZMTP publisher", () => {
   test("a subscriber gets greeting, READY and whole messages in Dynamo's envelope", async () => {
     const pub = await publisher();
     let subscribed = 0;
-    pub.socket.onSubscribe = () => subscribed++;
+    pub.onListener = () => subscribed++;
     const sub = Subscriber.to(pub, "kv-events");
     await until("subscription", () => subscribed === 1);
     pub.publish([{ x: 1 }]);
@@ -229,7 +229,7 @@ describe("ZMTP publisher", () => {
   test("other topics are not sent, and unsubscribing ends it", async () => {
     const pub = await publisher();
     let subscribed = 0;
-    pub.socket.onSubscribe = () => subscribed++;
+    pub.onListener = () => subscribed++;
     const [other, sub] = [Subscriber.to(pub, "kv_metrics"), Subscriber.to(pub, "kv")];
     await until("subscriptions", () => subscribed === 2);
     pub.publish([]);
@@ -260,7 +260,7 @@ describe("ZMTP publisher", () => {
   test("a subscriber that does not read loses messages instead of filling memory", async () => {
     const pub = await publisher();
     let subscribed = 0;
-    pub.socket.onSubscribe = () => subscribed++;
+    pub.onListener = () => subscribed++;
     const slow = Subscriber.to(pub, "kv-events");
     await until("subscription", () => subscribed === 1);
     slow.socket.pause();

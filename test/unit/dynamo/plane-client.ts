@@ -23,6 +23,18 @@ export interface Item {
   error?: { error_type: unknown; message: string };
 }
 
+interface CallOptions {
+  codec?: "json" | "msgpack";
+  rawBody?: Buffer;
+  control?: Record<string, unknown>;
+  /** Beside those the frontend always sends. */
+  headers?: Record<string, string>;
+  /** The answer is not read. */
+  paused?: boolean;
+}
+
+const requestHeaders = (more: Record<string, string> = {}) => ({ ...more, "request-id": "id-1", "x-frontend-send-ts-ns": String(BigInt(Date.now()) * 1_000_000n) });
+
 /** A frontend of one request: sends it, listens for the answer. */
 export class PlaneCall {
   ack: string | null = null;
@@ -37,7 +49,32 @@ export class PlaneCall {
   #request: Socket | null = null;
 
   /** @param address "ip:port/path" */
-  static async send(address: string, body: unknown, options: { codec?: "json" | "msgpack"; rawBody?: Buffer; control?: Record<string, unknown>; paused?: boolean } = {}): Promise<PlaneCall> {
+  static async send(address: string, body: unknown, options: CallOptions = {}): Promise<PlaneCall> {
+    const { call, payload } = await PlaneCall.#prepare(body, options);
+    const slash = address.indexOf("/");
+    const colon = address.lastIndexOf(":", slash);
+    const frame = encodeFrame({ path: address.slice(slash + 1), headers: requestHeaders(options.headers), payload });
+    const request = (call.#request = connect(Number(address.slice(colon + 1, slash)), address.slice(0, colon)));
+    request.on("error", () => {});
+    let received = Buffer.alloc(0);
+    request.on("data", (chunk: Buffer) => {
+      received = Buffer.concat([received, chunk]);
+      if (received.length >= 4 && received.length >= 4 + received.readUInt32BE(0)) call.ack = received.toString("utf8", 4, 4 + received.readUInt32BE(0));
+    });
+    request.write(frame);
+    await until("acknowledgement", () => call.ack !== null || request.destroyed);
+    return call;
+  }
+
+  /** @param deliver sends the two-part message by other means, and resolves with the acknowledgement */
+  static async sendBy(deliver: (payload: Buffer, headers: Record<string, string>) => Promise<string>, body: unknown, options: CallOptions = {}): Promise<PlaneCall> {
+    const { call, payload } = await PlaneCall.#prepare(body, options);
+    call.ack = await deliver(payload, requestHeaders(options.headers));
+    return call;
+  }
+
+  /** Listens for the answer. */
+  static async #prepare(body: unknown, options: CallOptions): Promise<{ call: PlaneCall; payload: Buffer }> {
     const call = new PlaneCall();
     const codec = payloadCodec(options.codec)!;
     const server = (call.#server = createServer((socket) => {
@@ -57,20 +94,7 @@ export class PlaneCall {
       id: "id-1", request_type: "single_in", response_type: "many_out", payload_codec: codec.name,
       connection_info: { transport: "tcp_server", info: JSON.stringify(info) }, ...options.control,
     };
-    const payload = encodeTwoPart(Buffer.from(stringifyJson(control)), options.rawBody ?? codec.encode(body));
-    const slash = address.indexOf("/");
-    const colon = address.lastIndexOf(":", slash);
-    const frame = encodeFrame({ path: address.slice(slash + 1), headers: { "request-id": "id-1", "x-frontend-send-ts-ns": String(BigInt(Date.now()) * 1_000_000n) }, payload });
-    const request = (call.#request = connect(Number(address.slice(colon + 1, slash)), address.slice(0, colon)));
-    request.on("error", () => {});
-    let received = Buffer.alloc(0);
-    request.on("data", (chunk: Buffer) => {
-      received = Buffer.concat([received, chunk]);
-      if (received.length >= 4 && received.length >= 4 + received.readUInt32BE(0)) call.ack = received.toString("utf8", 4, 4 + received.readUInt32BE(0));
-    });
-    request.write(frame);
-    await until("acknowledgement", () => call.ack !== null || request.destroyed);
-    return call;
+    return { call, payload: encodeTwoPart(Buffer.from(stringifyJson(control)), options.rawBody ?? codec.encode(body)) };
   }
 
   #frame(header: Buffer, data: Buffer, decode: (bytes: Buffer) => unknown): void {

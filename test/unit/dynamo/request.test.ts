@@ -1,6 +1,7 @@
 import { describe, expect, test } from "bun:test";
+import { parseJson } from "../../../src/dynamo/protocol/bigint-json.ts";
 import { ProtocolError } from "../../../src/dynamo/protocol/errors.ts";
-import { MAX_TOP_LOGPROBS, parseRequest, unknownFields } from "../../../src/dynamo/protocol/preprocessed-request.ts";
+import { MAX_TOP_LOGPROBS, parseRequest } from "../../../src/dynamo/protocol/preprocessed-request.ts";
 import { findRefusal, REFUSALS } from "../../../src/dynamo/protocol/refusals.ts";
 import { requestBody } from "./plane-client.ts";
 
@@ -30,6 +31,7 @@ const CASES: Record<string, [neutral: unknown[], effective: unknown[]]> = {
   "stop_conditions.max_thinking_tokens": [[], [0, 10]],
   "output_options.prompt_logprobs": [[], [0, 1]],
   "routing.lora_name": [[""], ["adapter"]],
+  "routing.dp_rank": [[0, 0xffffffff], [1, 7]],
   "request.multi_modal_data": [[{}, { image_url: [] }], [{ image_url: [{ Url: "data:" }] }]],
   "request.multi_modal_uuids": [[{}], [{ image_url: ["u"] }]],
   "request.encoder_result": [[{}], [{ x: 1 }]],
@@ -67,7 +69,7 @@ describe("PreprocessedRequest", () => {
     const request = parseRequest(requestBody({ token_ids: [1, 9690, 198], stop: { max_tokens: null, stop_token_ids_hidden: [2] }, sampling: { temperature: null }, eos_token_ids: [2] }));
     expect(request).toEqual({
       model: "smol", tokenIds: Uint32Array.of(1, 9690, 198), maxTokens: null, ignoreEos: false, stop: [], stopTokenIds: [], eosTokenIds: [2], temperature: null, topP: null,
-      seed: null, logprobs: null, skipSpecialTokens: true, priority: 0, cacheSalt: "", healthCheck: false,
+      seed: null, logprobs: null, skipSpecialTokens: true, priority: 0, cacheSalt: "", healthCheck: false, whole: false,
     });
   });
   test("sections may be missing or null", () => {
@@ -105,9 +107,11 @@ describe("PreprocessedRequest", () => {
       expect(error.type).toEqual({ Backend: "InvalidArgument" });
     }
   });
-  test("unknown fields are named, known ones are not", () => {
-    const seen: string[] = [];
-    unknownFields(requestBody({ shiny: 1, sampling: { mirostat: 2 } }), (path) => seen.push(path));
-    expect(seen).toEqual(["shiny", "sampling_options.mirostat"]);
+  test("numbers that JSON rounds or overflows are shown as what they are", () => {
+    const text = (patch: Parameters<typeof requestBody>[0], replace: [string, string]) => refusal(parseJson(JSON.stringify(requestBody(patch)).replace(...replace))).message;
+    expect(text({ sampling: { temperature: 7 } }, ['"temperature":7', '"temperature":1e400'])).toBe("sampling_options.temperature: expected a number from 0 to 3.4e38, got Infinity");
+    expect(text({ sampling: { seed: 7 } }, ['"seed":7', '"seed":18446744073709551616'])).toBe("sampling_options.seed: expected an integer of 64 bits, got 18446744073709551616");
+    expect(text({ stop: { max_tokens: 7 } }, ['"max_tokens":7', '"max_tokens":1e18'])).toBe("stop_conditions.max_tokens: expected an integer from 1 to 4294967295, got 1000000000000000000");
+    expect(text({ stop: { max_tokens: 7 } }, ['"max_tokens":7', '"max_tokens":1000000000000000001'])).toEndWith("got 1000000000000000001");
   });
 });

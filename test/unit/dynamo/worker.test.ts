@@ -1,94 +1,18 @@
 import { afterEach, describe, expect, test } from "bun:test";
-import { existsSync, mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSync } from "node:fs";
+import { mkdtempSync, rmSync } from "node:fs";
 import { connect, createServer } from "node:net";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import type { DynamoConfig } from "../../../src/config/engine-config.ts";
-import { readDynamoEnvironment } from "../../../src/config/env.ts";
 import { UsageError } from "../../../src/config/flags.ts";
-import { parseJson } from "../../../src/dynamo/protocol/bigint-json.ts";
 import { encodeFrame } from "../../../src/dynamo/request-plane/frame-codec.ts";
 import { refuseUnbuilt } from "../../../src/dynamo/unbuilt.ts";
 import { runWorker } from "../../../src/dynamo/worker.ts";
-import { Tokenizer } from "../../../src/tokenizer/tokenizer.ts";
-import { tinyTokenizerConfig, tinyTokenizerJson } from "../../support/tiny-tokenizer.ts";
-import { FakeEngine, type FakeOptions } from "./fake-engine.ts";
+import { tinyTokenizerJson } from "../../support/tiny-tokenizer.ts";
 import { PlaneCall, requestBody, until } from "./plane-client.ts";
+import { config, family, record, records, type Running, start, Stop, stopAll, tokenizer } from "./worker-harness.ts";
 
-const tokenizer = Tokenizer.create(tinyTokenizerJson(), tinyTokenizerConfig());
-
-/** A stop signal that tests raise. */
-class Stop {
-  readonly #requested = Promise.withResolvers<NodeJS.Signals>();
-  readonly #hurry = new AbortController();
-  received = false;
-  readonly requested = this.#requested.promise;
-  readonly hurry = this.#hurry.signal;
-  raise(): void {
-    if (this.received) this.#hurry.abort();
-    this.received = true;
-    this.#requested.resolve("SIGTERM");
-  }
-  dispose(): void {}
-}
-
-interface Running {
-  engine: FakeEngine;
-  stop: Stop;
-  kv: string;
-  exit: Promise<number>;
-  address: string;
-  system: string;
-}
-const running: Running[] = [];
-
-function config(kv: string, patch: Record<string, string> = {}): DynamoConfig {
-  const environment = readDynamoEnvironment({ DYN_DISCOVERY_BACKEND: "file", DYN_FILE_KV: kv, DYN_TCP_RPC_HOST: "127.0.0.1", DYN_SYSTEM_PORT: "0", DYN_SYSTEM_HOST: "127.0.0.1", DYN_GRACEFUL_SHUTDOWN_GRACE_PERIOD_SECS: "0", ...patch });
-  return {
-    engine: {} as DynamoConfig["engine"],
-    environment,
-    worker: {
-      disaggregationMode: "agg", namespace: "dynamo", component: "backend", endpoint: "generate", endpointTypes: ["chat", "completions"], customJinjaTemplate: null,
-      toolCallParser: null, reasoningParser: null, excludeToolsWhenToolChoiceNone: true, enableRl: false,
-    },
-  };
-}
-const records = (kv: string, bucket: string) => (existsSync(join(kv, bucket)) ? readdirSync(join(kv, bucket)).filter((name) => !name.startsWith(".tmp_")) : []);
-const record = (kv: string, bucket: string, match = "generate") => {
-  const name = records(kv, bucket).find((item) => item.includes(match));
-  return name === undefined ? null : (parseJson(readFileSync(join(kv, bucket, name), "utf8")) as Record<string, any>);
-};
-
-async function start(options: Partial<FakeOptions> = {}, environment: Record<string, string> = {}): Promise<Running> {
-  const kv = mkdtempSync(join(tmpdir(), "ls-worker-"));
-  const files = { config: join(kv, "config.json"), tokenizer: join(kv, "tokenizer.json"), tokenizerConfig: join(kv, "tokenizer_config.json"), chatTemplate: null, generationConfig: null };
-  writeFileSync(files.config, "{}");
-  writeFileSync(files.tokenizer, JSON.stringify(tinyTokenizerJson()));
-  writeFileSync(files.tokenizerConfig, JSON.stringify(tinyTokenizerConfig()));
-  const engine = new FakeEngine({ vocab: 384, ...options });
-  const stop = new Stop();
-  const model = { name: "tiny", path: "/models/tiny", format: "hf", spec: { maxContext: 4096 }, assets: { materialize: () => files }, generation: { temperature: 0.5, topP: 0.25, eosTokenIds: [2] } };
-  const exit = runWorker(config(kv, environment), stop, async () => ({ engine, tokenizer, servedName: "acme/Tiny", model: model as never }));
-  const instance = (await until("instance record", () => record(kv, "v1/instances", "generate"))) as Record<string, any>;
-  const card = record(kv, "v1/mdc") as Record<string, any>;
-  const system = new URL(card.card_json.model_info.hf_config_json.path).origin;
-  const self = { engine, stop, kv, exit, address: instance.transport.tcp, system };
-  running.push(self);
-  return self;
-}
-afterEach(async () => {
-  for (const { stop, exit, kv } of running.splice(0)) {
-    stop.raise();
-    stop.raise();
-    await exit.catch(() => {});
-    rmSync(kv, { recursive: true, force: true });
-  }
-});
-const family = async (worker: Running, name: string) => {
-  const text = await (await fetch(`${worker.system}/metrics`)).text();
-  const line = text.split("\n").find((item) => item.startsWith(`${name}{`) || item.startsWith(`${name} `));
-  return line === undefined ? null : Number(line.slice(line.lastIndexOf(" ") + 1));
-};
+afterEach(stopAll);
 
 describe("an answer", () => {
   for (const codec of ["json", "msgpack"] as const)
@@ -114,12 +38,12 @@ describe("an answer", () => {
     const worker = await start();
     const body = requestBody({ sampling: { temperature: null, seed: -(2n ** 63n) }, routing: { cache_salt: "tenant-a", priority: 3 }, _HEALTH_CHECK: true, stop: { max_tokens: 1 } });
     await (await PlaneCall.send(worker.address, body)).done();
-    expect(worker.engine.requests[0]).toMatchObject({ id: "id-1", sampling: { temperature: 0.5, topP: 0.25, seed: -(2n ** 63n), maxTokens: 1 }, priority: 3, internal: true, cacheDomain: 1948188790972764086n - 1337n });
+    expect(worker.engine.requests[0]).toMatchObject({ id: "id-1", sampling: { temperature: 0.5, topP: 0.25, seed: -(2n ** 63n), maxTokens: 1 }, priority: 2 ** 31, internal: true, cacheDomain: 1948188790972764086n - 1337n });
   });
   test("health checks count neither as requests nor as tokens", async () => {
     const worker = await start();
     await (await PlaneCall.send(worker.address, requestBody({ _HEALTH_CHECK: true }))).done();
-    expect(await family(worker, 'layerscale_requests_total{outcome="ok",route="dynamo"}')).toBeNull();
+    expect(await family(worker, 'layerscale_requests_total{outcome="ok",route="dynamo"}')).toBe(0);
     expect(await family(worker, "layerscale_generated_tokens_total")).toBe(0);
     await (await PlaneCall.send(worker.address, requestBody())).done();
     expect(await family(worker, "layerscale_generated_tokens_total")).toBe(4);
@@ -362,9 +286,8 @@ describe("life of a worker", () => {
 
 describe("choices this build does not serve", () => {
   const cases: [string, Record<string, string>, Partial<DynamoConfig["worker"]>][] = [
-    ["DYN_DISCOVERY_BACKEND", { DYN_DISCOVERY_BACKEND: "etcd" }, {}], ["DYN_DISCOVERY_BACKEND", { DYN_DISCOVERY_BACKEND: "kubernetes" }, {}], ["DYN_REQUEST_PLANE", { DYN_REQUEST_PLANE: "nats" }, {}],
-    ["DYN_EVENT_PLANE", { DYN_EVENT_PLANE: "nats" }, {}], ["--disaggregation-mode", {}, { disaggregationMode: "prefill" }], ["--disaggregation-mode", {}, { disaggregationMode: "decode" }],
-    ["--enable-rl", {}, { enableRl: true }], ["DYN_TCP_RPC_HOST", { DYN_TCP_RPC_HOST: "worker.local" }, {}],
+    ["DYN_ROUTE_TO_ENCODER", { DYN_ROUTE_TO_ENCODER: "1" }, {}], ["DYN_LORA_ENABLED", { DYN_LORA_ENABLED: "true" }, {}],
+    ["DYN_HEALTH_CHECK_PAYLOAD", { DYN_HEALTH_CHECK_PAYLOAD: '{"prompt":"test"}' }, {}], ["DYN_TCP_RPC_HOST", { DYN_TCP_RPC_HOST: "worker.local" }, {}],
   ];
   test.each(cases)("%s %p %p is refused by name", (name, environment, worker) => {
     const base = config("/tmp/none", environment);

@@ -81,6 +81,20 @@ describe("generate", () => {
     expect(a!.tokens).not.toEqual(b!.tokens);
   });
 
+  test("a thread that was busy gets the steps of that time as one output", async () => {
+    await using engine = await fakeEngine({ libraryPath: "fake?ms=2" });
+    const stream = engine.generate(request({ prompt: prompt(20), sampling: { maxTokens: 40 } }));
+    const first = (await stream.next()).value as StepOutput;
+    const next = stream.next();
+    // Nothing of this thread runs meanwhile, the consumer included.
+    Bun.sleepSync(60);
+    const merged = (await next).value as StepOutput;
+    expect(merged.tokenIds.length).toBeGreaterThan(1);
+    const rest = await collect(stream);
+    expect([...first.tokenIds, ...merged.tokenIds, ...rest.tokens]).toEqual(expectedTokens(prompt(20), 1n, 40, 1000));
+    expect(merged.usage.completionTokens).toBe(first.tokenIds.length + merged.tokenIds.length);
+  });
+
   test("a consumer that stops reading gets everything later, merged", async () => {
     await using engine = await fakeEngine();
     const stream = engine.generate(request({ prompt: prompt(20), sampling: { maxTokens: 30, logprobs: 1 } }));

@@ -2,7 +2,7 @@ import { afterEach, beforeEach, describe, expect, test } from "bun:test";
 import { chmodSync, existsSync, mkdirSync, mkdtempSync, readdirSync, readFileSync, rmSync, statSync, symlinkSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
-import { findLibrary, LIBRARY_ENV, placeLibrary } from "../../../src/engine/native/library.ts";
+import { findLibrary, LIBRARY_ENV, loadProblem, placeLibrary } from "../../../src/engine/native/library.ts";
 
 let directory: string;
 beforeEach(() => (directory = mkdtempSync(join(tmpdir(), "layerscale-library-"))));
@@ -83,5 +83,17 @@ describe("placing the embedded copy", () => {
 
   test("bytes that are no library: an error with both reasons and the way out", () => {
     expect(() => placeLibrary(new TextEncoder().encode("not a library"), join(directory, "place"))).toThrow(/place: .*memory: .*LAYERSCALE_NATIVE_LIB/s);
+  });
+});
+
+describe("a runtime that may not make machine code", () => {
+  const error = new Error("bun:ffi requires the JIT");
+  test("because of an address-space limit: names it, its value and what was expected", () => {
+    const limits = () => "Limit                     Soft Limit           Hard Limit           Units\nMax address space         409600000            unlimited            bytes\n";
+    expect(loadProblem(error, limits)).toBe("this process cannot map memory for machine code: its address space is limited to 400000 KiB (ulimit -v), expected unlimited");
+  });
+  test("for another reason, and other errors as they are", () => {
+    expect(loadProblem(error, () => "Max address space         unlimited            unlimited            bytes\n")).toContain("switched off or refused");
+    expect(loadProblem(new Error("no such file"))).toBe("no such file");
   });
 });

@@ -33,6 +33,14 @@ describe("available memory", () => {
     expect(availableMemory(read)).toBe(0);
   });
 
+  test("an address-space limit counts what is mapped already", () => {
+    const limits = (soft: string) => `Limit  Soft Limit  Hard Limit  Units\nMax address space         ${soft}            unlimited            bytes\n`;
+    const read = (soft: string) => files({ "/proc/meminfo": meminfo(1024 * 1024), "/proc/self/limits": limits(soft), "/proc/self/status": "VmPeak:  9999 kB\nVmSize:   2048 kB\n" });
+    expect(availableMemory(read(String(10 * MIB)))).toBe(8 * MIB);
+    expect(availableMemory(read("unlimited"))).toBe(1024 * MIB);
+    expect(availableMemory(read("1000"))).toBe(0);
+  });
+
   test("no source at all is an error that says so", () => {
     expect(() => availableMemory(files({}))).toThrow("MemAvailable");
   });

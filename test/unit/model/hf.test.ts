@@ -40,6 +40,19 @@ describe("paths", () => {
     mkdirSync(empty);
     await expectRefusal(empty, "config.json", "", /missing/);
   });
+  test("a fifo or a directory in place of a file is said to be one, and is not opened", async () => {
+    const directory = fresh();
+    rmSync(join(directory, "config.json"));
+    mkdirSync(join(directory, "config.json"));
+    await expectRefusal(directory, "config.json", "", /config\.json: a directory, expected a regular file/);
+    rmSync(join(directory, "config.json"), { recursive: true });
+    expect(Bun.spawnSync(["mkfifo", join(directory, "config.json")]).success).toBe(true);
+    await expectRefusal(directory, "config.json", "", /config\.json: a fifo, expected a regular file/);
+    const other = fresh();
+    rmSync(join(other, "tokenizer.json"));
+    expect(Bun.spawnSync(["mkfifo", join(other, "tokenizer.json")]).success).toBe(true);
+    await expectRefusal(other, "tokenizer.json", "", /tokenizer\.json: a fifo, expected a regular file/);
+  });
   test("relative paths and trailing slashes", async () => {
     const directory = fresh();
     const model = await openModel(relative(process.cwd(), directory) + "/");

@@ -213,7 +213,7 @@ describe("files that are not what they should be", () => {
     const directory = fresh();
     rmSync(join(directory, "tokenizer.json"));
     mkdirSync(join(directory, "tokenizer.json"));
-    await expectRefusal(directory, "tokenizer.json", "", /missing/);
+    await expectRefusal(directory, "tokenizer.json", "", /a directory, expected a regular file/);
     const fifo = fresh();
     rmSync(join(fifo, "generation_config.json"));
     execFileSync("mkfifo", [join(fifo, "generation_config.json")]);

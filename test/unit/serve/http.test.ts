@@ -218,7 +218,8 @@ test("metrics: text format, counters by outcome and route, the four page gauges 
   await server.chat({});
   const after = await scrape();
   expect(after.value('layerscale_requests_total{outcome="ok",route="chat"}')).toBe(1);
-  expect(after.value('layerscale_requests_total{outcome="failed",route="chat"}')).toBe(1);
+  // The refused one and the one that met a broken engine.
+  expect(after.value('layerscale_requests_total{outcome="failed",route="chat"}')).toBe(2);
   expect(after.value('layerscale_requests_total{outcome="ok",route="completions"}')).toBe(1);
   expect(after.value("layerscale_generated_tokens_total")).toBe(12);
   expect(after.value("layerscale_prompt_tokens_total")).toBe(11);
@@ -227,7 +228,7 @@ test("metrics: text format, counters by outcome and route, the four page gauges 
   expect((after.value("layerscale_kv_pages_free") ?? 0) + (after.value("layerscale_kv_pages_cached") ?? 0) + (after.value("layerscale_kv_pages_held") ?? 0)).toBe(after.value("layerscale_kv_pages")!);
   expect(after.text.split("\n").filter((line) => line !== "" && !line.startsWith("#")).every((line) => line.startsWith("layerscale_"))).toBe(true);
   const health = (await (await fetch(server.url + "/health")).json()) as Record<string, number>;
-  expect(health).toMatchObject({ requests_started: 3, requests_ok: 2, requests_failed: 1, requests_cancelled: 0, generated_tokens: 12, prompt_tokens: 11 });
+  expect(health).toMatchObject({ requests_started: 4, requests_ok: 2, requests_failed: 2, requests_cancelled: 0, generated_tokens: 12, prompt_tokens: 11 });
 });
 
 test("a port that is taken is not shared", async () => {

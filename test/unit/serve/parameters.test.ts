@@ -58,8 +58,10 @@ const cases = [
 for (const { path, base, refused, neutral } of cases) {
   test(`${path} refuses what it does not support or understand, by name`, async () => {
     await using server = startServer(says("x"));
+    let asked = 0;
     for (const stream of [false, true]) {
       for (const [fields, name] of refused) {
+        asked++;
         const response = await server.post(path, { ...base, ...("stream" in fields ? {} : { stream }), ...fields });
         const { error } = (await response.json()) as any;
         expect([fields, response.status, error?.type]).toEqual([fields, 400, "invalid_request_error"]);
@@ -68,7 +70,8 @@ for (const { path, base, refused, neutral } of cases) {
       }
     }
     expect(server.engine.requests).toHaveLength(0);
-    expect(server.app.metrics.totals().started).toBe(0);
+    // Each refusal is a request that failed, as it is behind Dynamo.
+    expect(server.app.metrics.totals()).toMatchObject({ started: asked, failed: asked, ok: 0, cancelled: 0 });
   });
 
   test(`${path} accepts values that ask for nothing`, async () => {
@@ -86,5 +89,20 @@ test("a session header names a session that does not exist", async () => {
     const response = await server.post(path, body, { "x-layerscale-session-id": "sess_1" });
     expect([path, response.status]).toEqual([path, 404]);
     expect(((await response.json()) as any).error).toMatchObject({ type: "not_found_error" });
+  }
+});
+
+test("numbers that JSON rounds or overflows are shown as what they are", async () => {
+  await using server = startServer(says("x"));
+  const cases: [string, string][] = [
+    ['"temperature":1e400', "temperature: expected a number from 0 to 2, got Infinity"],
+    ['"temperature":-1e400', "temperature: expected a number from 0 to 2, got -Infinity"],
+    ['"seed":18446744073709551616', "seed: expected an integer of 64 bits, got 18446744073709551616"],
+    ['"max_tokens":1e18', "max_tokens: expected an integer from 1 to 9007199254740991, got 1000000000000000000"],
+    ['"max_tokens":1e400', "max_tokens: expected an integer from 1 to 9007199254740991, got Infinity"],
+  ];
+  for (const [field, message] of cases) {
+    const response = await server.post("/v1/completions", `{"prompt":"a",${field}}`);
+    expect([response.status, ((await response.json()) as any).error.message]).toEqual([400, message]);
   }
 });
