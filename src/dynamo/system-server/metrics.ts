@@ -34,6 +34,7 @@ export class DynamoMetrics {
   /** Bytes sent since the last reading: a labelled counter costs too much for every token. */
   readonly #unreadBytes: { labels: Record<(typeof ENDPOINT_LABELS)[number], string>; bytes: number }[] = [];
   readonly #hits: { cached: number; prompt: number }[] = [];
+  readonly #hitSum = { cached: 0, prompt: 0 };
 
   readonly #requests;
   readonly #duration;
@@ -191,10 +192,11 @@ export class DynamoMetrics {
 
   /** Cached share of the prompt tokens of the latest requests. */
   #hitRate(request: FinishedSample): number {
-    this.#hits.push({ cached: request.usage.cachedTokens, prompt: request.usage.promptTokens });
-    if (this.#hits.length > HIT_RATE_WINDOW) this.#hits.shift();
-    const sum = this.#hits.reduce((a, b) => ({ cached: a.cached + b.cached, prompt: a.prompt + b.prompt }), { cached: 0, prompt: 0 });
-    return sum.prompt === 0 ? 0 : sum.cached / sum.prompt;
+    const latest = { cached: request.usage.cachedTokens, prompt: request.usage.promptTokens };
+    const oldest = this.#hits.push(latest) > HIT_RATE_WINDOW ? this.#hits.shift()! : { cached: 0, prompt: 0 };
+    this.#hitSum.cached += latest.cached - oldest.cached;
+    this.#hitSum.prompt += latest.prompt - oldest.prompt;
+    return this.#hitSum.prompt === 0 ? 0 : this.#hitSum.cached / this.#hitSum.prompt;
   }
   #rankGauge(name: string, help: string, labels: Record<(typeof RANK_LABELS)[number], string>, read: (stats: EngineStats) => number): void {
     const source = () => this.#source?.stats();
