@@ -10,17 +10,23 @@ const READY_LIMIT_MS = 120_000;
 try {
   await build();
   const model = await ensureModel();
-  const port = process.env.LAYERSCALE_PORT || "8080";
-  const host = process.env.LAYERSCALE_HOST || "127.0.0.1";
+  const args = process.argv.slice(2);
+  const port = flag(args, "--port") ?? (process.env.LAYERSCALE_PORT || "8080");
+  const host = flag(args, "--host") ?? (process.env.LAYERSCALE_HOST || "127.0.0.1");
   say(`starting layerscale serve on http://${host}:${port}`);
-  const server = spawn(executable, ["serve", "--model", model, "--host", host, "--port", port, ...process.argv.slice(2)], {
+  const server = spawn(executable, ["serve", "--model", model, "--host", host, "--port", port, ...args], {
     stdio: "inherit",
     env: { ...process.env, LAYERSCALE_LICENSE_KEY: process.env.LAYERSCALE_LICENSE_KEY || COMMUNITY_KEY },
   });
   for (const signal of ["SIGINT", "SIGTERM"]) process.on(signal, () => server.kill(signal));
   server.on("error", (error) => die(`${executable} cannot be started: ${error.message}`));
   server.on("exit", (code, signal) => process.exit(signal ? 1 : code));
-  await ready(`http://${host}:${port}`);
+  try {
+    await ready(`http://${host}:${port}`);
+  } catch (error) {
+    server.kill("SIGTERM");
+    throw error;
+  }
   say(`ready. Try:
 
   curl http://${host}:${port}/v1/chat/completions -H 'Content-Type: application/json' \\
@@ -29,6 +35,13 @@ try {
 Stop with Ctrl-C.`);
 } catch (error) {
   die(error.message);
+}
+
+/** Value of `--name VALUE` or `--name=VALUE`; the last one counts. */
+function flag(args, name) {
+  const found = args.findLastIndex((word) => word === name || word.startsWith(`${name}=`));
+  if (found < 0) return undefined;
+  return args[found] === name ? args[found + 1] : args[found].slice(name.length + 1);
 }
 
 /** Waits for /health 200; a server that ends first ends this script through its exit handler. */

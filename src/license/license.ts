@@ -52,7 +52,7 @@ const SIGNATURE_BYTES = 64;
  */
 export function checkLicense(key: string | undefined, source: string, now = new Date()): License {
   if (key === undefined || key.trim() === "")
-    throw new LicenseError("missing", "license: no key given; pass --license-key LSK-… or set LAYERSCALE_LICENSE_KEY");
+    throw new LicenseError("missing", "license: no key given; pass --license-key LSK-… or set LAYERSCALE_LICENSE_KEY (README.md has the free community key)");
   const match = KEY.exec(key.trim());
   if (!match) throw malformed(source, "expected LSK-<payload>.<signature> in base64url");
   const [, payload, signature] = match as unknown as [string, string, string];

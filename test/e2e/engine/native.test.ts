@@ -125,13 +125,15 @@ test("logprobs: the chosen token and its alternatives, falling, finite, the same
   await using busy = await engine();
   const ask = () => collect(busy.generate(request({ prompt: prompt(30, 2), sampling: { maxTokens: 6, logprobs: 20, ignoreEos: true } })));
   const [first, second] = [(await ask()).outputs, (await Promise.all([ask(), collect(busy.generate(seeded(4)))]))[0].outputs];
-  expect(second.map((output) => output.logprobs)).toEqual(first.map((output) => output.logprobs));
-  for (const { logprobs, tokenIds } of first) {
-    const [entry] = logprobs!;
-    expect(entry!.tokenId).toBe(tokenIds[0]!);
-    expect(entry!.top.length).toBe(20);
-    expect(entry!.top[0]).toEqual({ tokenId: entry!.tokenId, logprob: entry!.logprob }); // temperature 0
-    entry!.top.reduce((previous, { logprob }) => (expect(logprob).toBeLessThanOrEqual(previous), logprob), 0);
+  // Several steps may travel as one output: how tokens are grouped is chance.
+  const entries = (outputs: typeof first) => outputs.flatMap((output) => output.logprobs!);
+  expect(entries(second)).toEqual(entries(first));
+  expect(entries(first).map((entry) => entry.tokenId)).toEqual(first.flatMap((output) => output.tokenIds));
+  expect(entries(first).length).toBe(6);
+  for (const entry of entries(first)) {
+    expect(entry.top.length).toBe(20);
+    expect(entry.top[0]).toEqual({ tokenId: entry.tokenId, logprob: entry.logprob }); // temperature 0
+    entry.top.reduce((previous, { logprob }) => (expect(logprob).toBeLessThanOrEqual(previous), logprob), 0);
   }
 });
 
