@@ -9,6 +9,8 @@ import { join } from "node:path";
 import { cacheDir, contentHash, dist, executable, root } from "./scripts/lib/paths.mjs";
 import { say } from "./scripts/lib/run.mjs";
 
+const LOCK_POLL_MS = 500;
+const LOCK_LIMIT_MS = 30 * 60_000;
 const LIBRARY = "liblayerscale_cpu.so";
 const sources = [join(root, "native"), join(root, "cpu")];
 
@@ -23,6 +25,12 @@ export async function cmakeBuild(name: string, options: string[], targets: strin
   const folder = join(cacheDir, "native", `${name}-${contentHash(sources, [compiler, ...options])}`);
   const done = join(folder, `.done-${targets.join("-")}`);
   if (existsSync(done)) return folder;
+  await exclusive(`${folder}.lock`, () => buildTree(folder, name, options, targets, done));
+  return folder;
+}
+
+async function buildTree(folder: string, name: string, options: string[], targets: string[], done: string): Promise<void> {
+  if (existsSync(done)) return;
   say(`building ${targets.join(", ")} (${name})`);
   // Begun from another checkout and not finished: CMake refuses such a tree.
   const cache = join(folder, "CMakeCache.txt");
@@ -31,7 +39,32 @@ export async function cmakeBuild(name: string, options: string[], targets: strin
   await $`cmake -S ${join(root, "native")} -B ${folder} -DCMAKE_BUILD_TYPE=Release ${options}`.quiet();
   await $`cmake --build ${folder} -j ${availableParallelism()} ${targets.flatMap((target) => ["--target", target])}`;
   writeFileSync(done, "");
-  return folder;
+}
+
+/** Two checkouts share the cached trees: one builds at a time. A lock whose process has ended is void. */
+async function exclusive(lock: string, body: () => Promise<void>): Promise<void> {
+  const owner = join(lock, "pid");
+  mkdirSync(join(lock, ".."), { recursive: true });
+  for (let waited = 0; ; waited++) {
+    try {
+      mkdirSync(lock);
+      writeFileSync(owner, String(process.pid));
+      break;
+    } catch (error) {
+      if ((error as NodeJS.ErrnoException).code !== "EEXIST") throw error;
+    }
+    if (waited === 0) say(`waiting for another build (${lock})`);
+    await Bun.sleep(LOCK_POLL_MS);
+    // Without a pid yet its owner has just begun; after a while it has died there.
+    const pid = existsSync(owner) ? Number(readFileSync(owner, "utf8")) : 0;
+    if (pid === 0 ? waited > 20 : !existsSync(`/proc/${pid}`)) rmSync(lock, { recursive: true, force: true });
+    if (waited * LOCK_POLL_MS > LOCK_LIMIT_MS) throw new Error(`another build has held ${lock} for ${LOCK_LIMIT_MS / 60_000} minutes`);
+  }
+  try {
+    await body();
+  } finally {
+    rmSync(lock, { recursive: true, force: true });
+  }
 }
 
 async function native(): Promise<void> {
