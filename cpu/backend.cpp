@@ -35,6 +35,9 @@ class CpuBackend final : public Backend {
 
   Status create_pool(uint32_t pages) override { return memory_.reserve(pages); }
 
+  KvFormat kv_format() const override { return {memory_.page_bytes(), memory_.dtype() == LS_DTYPE_BF16 ? 2u : 1u}; }
+  uint8_t *kv_page(uint32_t layer, int32_t page) override { return memory_.layer(layer) + static_cast<size_t>(page) * memory_.page_bytes(); }
+
   Status run(const StepBatch &batch, StepOutput &out) override {
     try {
       return step(batch, out);

@@ -1,7 +1,8 @@
 // Paged K/V memory of the CPU device.
 //
 // One anonymous mapping, [layer][page][kv head][K block | V block]; a block holds 16 tokens of one head. What one layer keeps of one page is
-// contiguous (page_bytes()), so that it can be staged or sent layer by layer. Untouched pages cost no memory.
+// contiguous (page_bytes()), so that it can be staged or sent layer by layer. Untouched pages cost no memory. The arrangement is the same for
+// every instruction set, so engines exchange pages as they are; another arrangement needs another KvFormat id in backend.cpp.
 //   f32    K [head_dim][16]        V [16][head_dim]        (K transposed: 16 keys are one vector)
 //   bf16   K [head_dim/2][16][2]   V [8][head_dim][2]      (pairs of dims · pairs of tokens, the operand layout of bf16 tile and dot instructions;
 //                                                           one load gives two f32 vectors by a shift and a mask)

@@ -244,7 +244,7 @@ void Model::feed_forward(ThreadPool &pool, const Layer &layer, float *x, uint32_
 }
 
 // Of the last layer only K and V of every token, and the rest for the tokens that sample.
-void Model::last_layer(ThreadPool &pool, const Layer &layer, const KvMemory &memory) {
+void Model::last_layer(ThreadPool &pool, const Layer &layer, const KvMemory &memory, LayerHook *hook) {
   const uint32_t hidden = config_.hidden, q_dim = config_.heads * config_.head_dim, kv_dim = config_.kv_heads * config_.head_dim, count = static_cast<uint32_t>(sampled_.size());
   norm(pool, x_.data(), layer.attn_norm.data(), h_.data(), tokens_);
   {
@@ -254,6 +254,7 @@ void Model::last_layer(ThreadPool &pool, const Layer &layer, const KvMemory &mem
     linear_forward(pool, h_.data(), tokens_, hidden, outs, 2);
   }
   rotate_and_store(pool, layer, config_.layers - 1, memory, false);
+  if (hook) hook->layer_stored(config_.layers - 1);
   if (!count) return;
   // sampled_ rises and i <= sampled_[i], so rows can move up in place.
   for (uint32_t i = 0; i < count; ++i) {
@@ -286,7 +287,7 @@ const float *Model::forward(ThreadPool &pool, const StepBatch &batch, const KvMe
   for (uint32_t l = 0; l < config_.layers; ++l) {
     const Layer &layer = layers_[l];
     if (l + 1 == config_.layers && !all_sample) {
-      last_layer(pool, layer, memory);
+      last_layer(pool, layer, memory, batch.hook);
       break;
     }
     norm(pool, x_.data(), layer.attn_norm.data(), h_.data(), tokens_);
@@ -298,6 +299,7 @@ const float *Model::forward(ThreadPool &pool, const StepBatch &batch, const KvMe
       linear_forward(pool, h_.data(), tokens_, hidden, outs, 3);
     }
     rotate_and_store(pool, layer, l, memory, true);
+    if (batch.hook) batch.hook->layer_stored(l);
     {
       Timer timer(profile_, Profile::attention);
       attention_.run(pool, memory, l, q_.data(), mixed_.data());

@@ -57,7 +57,7 @@ class Model {
   void rotate_and_store(ThreadPool &pool, const Layer &layer, uint32_t index, const KvMemory &memory, bool with_q);
   void rotate(const Layer &layer, float *q, uint32_t token);
   void feed_forward(ThreadPool &pool, const Layer &layer, float *x, uint32_t rows);
-  void last_layer(ThreadPool &pool, const Layer &layer, const KvMemory &memory);
+  void last_layer(ThreadPool &pool, const Layer &layer, const KvMemory &memory, LayerHook *hook);
 
   ls_config config_;
   std::vector<float> inv_freq_;

@@ -174,4 +174,45 @@ int32_t ls_events_drain(ls_engine *engine, int32_t *words, uint32_t capacity) {
   return count_on_engine(engine, [&](ls::Engine &core, uint32_t &written) { return core.drain_events(words, capacity, written); });
 }
 
+int32_t ls_kv_start(ls_engine *engine, const ls_kv_config *config, const uint8_t *model_digest, const uint8_t *scales_digest, const uint8_t *key, const char *host) {
+  return count_on_engine(engine, [&](ls::Engine &core, uint32_t &port) { return core.start_transfer(config, model_digest, scales_digest, key, host, port); });
+}
+
+int32_t ls_kv_layout(ls_engine *engine, uint8_t *out) {
+  return on_engine(engine, [&](ls::Engine &core) { return core.layout(out); });
+}
+
+int32_t ls_kv_stats(ls_engine *engine, ls_kv_stats_t *out) {
+  return on_engine(engine, [&](ls::Engine &core) -> Status {
+    if (out == nullptr) return Status::fail(LS_INVALID, "out is NULL");
+    if (out->struct_size != sizeof *out) return Status::fail(LS_INVALID, "stats.struct_size is " + std::to_string(out->struct_size) + ", expected " + std::to_string(sizeof *out));
+    return core.transfer_stats(*out);
+  });
+}
+
+int32_t ls_kv_stage(ls_engine *engine, int32_t slot, uint32_t tokens) {
+  return on_engine(engine, [&](ls::Engine &core) { return core.stage(slot, tokens); });
+}
+
+int32_t ls_kv_publish(ls_engine *engine, int32_t slot, uint32_t *out) {
+  return on_engine(engine, [&](ls::Engine &core) { return core.publish(slot, out); });
+}
+
+int32_t ls_kv_release(ls_engine *engine, uint32_t id_lo, uint32_t id_hi) {
+  return on_engine(engine, [&](ls::Engine &core) { return core.release(join(id_lo, id_hi)); });
+}
+
+int32_t ls_seq_open_pull(ls_engine *engine, const int32_t *tokens, uint32_t count, uint32_t domain_lo, uint32_t domain_hi, const ls_kv_source *source, const char *host, const uint8_t *layout,
+                         int32_t *out) {
+  return on_engine(engine, [&](ls::Engine &core) { return core.open_pull(tokens, count, join(domain_lo, domain_hi), source, host, layout, out); });
+}
+
+int32_t ls_kv_drop(ls_engine *engine, const char *host, uint32_t port, uint32_t id_lo, uint32_t id_hi) {
+  return on_engine(engine, [&](ls::Engine &core) { return core.drop(host, port, join(id_lo, id_hi)); });
+}
+
+int32_t ls_kv_events(ls_engine *engine, int32_t *words, uint32_t capacity) {
+  return count_on_engine(engine, [&](ls::Engine &core, uint32_t &written) { return core.drain_transfers(words, capacity, written); });
+}
+
 }  // extern "C"

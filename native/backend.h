@@ -45,9 +45,23 @@ struct PageCopy {
   int32_t from = 0, to = 0;
 };
 
+// Told by a device while it runs a step, on the thread that runs it: K and V of `layer` are in place for every row. Layers come in order.
+class LayerHook {
+ public:
+  virtual ~LayerHook() = default;
+  virtual void layer_stored(uint32_t layer) = 0;
+};
+
+// How a device keeps one layer of one page, as bytes that another engine of the same format can take over.
+struct KvFormat {
+  uint64_t page_bytes = 0;  // 0 = KV of this device cannot be moved
+  uint32_t id = 0;          // arrangement of the elements, including their dtype
+};
+
 struct StepBatch {
   uint32_t step = 0;
   uint32_t tokens = 0;  // sum of len
+  LayerHook *hook = nullptr;  // null: nobody wants to know
   std::vector<PageCopy> copies;  // done in this order, before any row
   std::vector<StepRow> rows;
 };
@@ -71,6 +85,13 @@ class Backend {
   virtual Status finish_weights(std::atomic<int32_t> &permille) = 0;
   // Reserves KV memory; touched lazily so that a large pool costs nothing until used.
   virtual Status create_pool(uint32_t pages) = 0;
+  virtual KvFormat kv_format() const { return {}; }
+  // Host memory of one layer of one page, page_bytes of it, once the pool exists. From any thread: transfers write pages that no submitted
+  // step uses, and stage pages after their layer_stored().
+  virtual uint8_t *kv_page(uint32_t layer, int32_t page) {
+    (void)layer, (void)page;
+    return nullptr;
+  }
   // Runs the forward pass and samples. Called by the engine thread only; blocks.
   virtual Status run(const StepBatch &batch, StepOutput &out) = 0;
 };

@@ -69,6 +69,7 @@ Status Engine::create_pool(uint32_t pages) {
   slots_.assign(config_.max_seqs, Sequence{});
   free_slots_.clear();
   copies_.reserve(config_.max_seqs);
+  gated_.reserve(config_.max_seqs);
   for (uint32_t slot = config_.max_seqs; slot > 0; --slot) free_slots_.push_back(static_cast<int32_t>(slot - 1));
   if (Status status = backend_->create_pool(pages); !status.ok()) {
     cache_.reset();
@@ -99,16 +100,19 @@ Engine::Sequence *Engine::find_open(int32_t slot) {
   return sequence.open ? &sequence : nullptr;
 }
 
-Status Engine::open(const int32_t *tokens, uint32_t count, uint64_t domain, int32_t *out) {
-  const std::lock_guard lock(mutex_);
-  if (Status status = require(Phase::serving, "ls_seq_open"); !status.ok()) return status;
+Status Engine::check_prompt(const char *call, const int32_t *tokens, uint32_t count, const int32_t *out) const {
+  if (Status status = require(Phase::serving, call); !status.ok()) return status;
   if (tokens == nullptr || out == nullptr) return invalid("tokens or out is NULL");
   if (count < 1 || count > config_.max_context) return invalid("count is " + std::to_string(count) + ", expected 1.." + std::to_string(config_.max_context) + " (max_context)");
   for (uint32_t i = 0; i < count; ++i)
     if (tokens[i] < 0 || static_cast<uint32_t>(tokens[i]) >= config_.vocab)
       return invalid("token " + std::to_string(i) + " is " + std::to_string(tokens[i]) + ", expected 0.." + std::to_string(config_.vocab - 1));
   if (free_slots_.empty()) return Status::fail(LS_NO_SLOTS, "all " + std::to_string(config_.max_seqs) + " slots (max_seqs) are open");
+  return Status::good();
+}
 
+// A sequence over the longest cached prefix. It does not hold these pages yet, and has room for one more.
+Engine::Sequence Engine::match_prefix(const int32_t *tokens, uint32_t count, uint64_t domain) {
   Sequence sequence;
   // At least the last token is computed, since its logits are wanted.
   if (config_.prefix_cache) cache_->match(domain, tokens, (count - 1) / LS_PAGE_TOKENS, sequence.pages);
@@ -120,15 +124,25 @@ Status Engine::open(const int32_t *tokens, uint32_t count, uint64_t domain, int3
   sequence.domain = domain;
   sequence.pages.reserve(sequence.attached + 1);
   sequence.tokens.reserve(sequence.completed + LS_PAGE_TOKENS);
-  cache_->attach(sequence.pages);
-  if (config_.prefix_cache) copy_head(sequence, tokens, count);
+  return sequence;
+}
 
+int32_t Engine::place(Sequence &&sequence) {
   const int32_t slot = free_slots_.back();
   free_slots_.pop_back();
-  out[0] = slot;
-  out[1] = static_cast<int32_t>(sequence.completed);
-  out[2] = static_cast<int32_t>(sequence.computed());
   slots_[static_cast<size_t>(slot)] = std::move(sequence);
+  return slot;
+}
+
+Status Engine::open(const int32_t *tokens, uint32_t count, uint64_t domain, int32_t *out) {
+  const std::lock_guard lock(mutex_);
+  if (Status status = check_prompt("ls_seq_open", tokens, count, out); !status.ok()) return status;
+  Sequence sequence = match_prefix(tokens, count, domain);
+  cache_->attach(sequence.pages);
+  if (config_.prefix_cache) copy_head(sequence, tokens, count);
+  out[1] = static_cast<int32_t>(sequence.completed);
+  out[2] = static_cast<int32_t>(sequence.opened_at = sequence.computed());
+  out[0] = place(std::move(sequence));
   return Status::good();
 }
 
@@ -157,9 +171,11 @@ Status Engine::close(int32_t slot, uint32_t commit) {
   Sequence *sequence = find_open(slot);
   if (sequence == nullptr) return invalid("slot " + std::to_string(slot) + " is not open");
   const bool keep = config_.prefix_cache && failure_.empty();
+  end_transfers(*sequence, slot);
   // A copy that no step has taken up yet: its page may become another's.
   if (sequence->attached < sequence->pages.size())
     std::erase_if(copies_, [page = sequence->pages[sequence->attached]](const PageCopy &copy) { return copy.to == page; });
+  if (!gated_.empty()) open_gates();
   cache_->release(sequence->domain, sequence->tokens.data(), sequence->pages, keep ? std::min(commit, sequence->completed) : 0);
   *sequence = Sequence{};  // gives the memory back, too
   free_slots_.push_back(slot);
@@ -225,6 +241,7 @@ Status Engine::check() {
     }
   }
   if (open + free_slots_.size() != slots_.size()) return broken(std::to_string(open) + " open and " + std::to_string(free_slots_.size()) + " free slots of " + std::to_string(slots_.size()));
+  if (std::string text = check_transfers(); !text.empty()) return broken(text);
   if (std::string text = pool_->check(holders); !text.empty()) return broken(text);
   if (std::string text = cache_->check(); !text.empty()) return broken(text);
   return Status::good();

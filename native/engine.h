@@ -5,6 +5,8 @@
 //    writes them in a later step.
 //  - A page copied from may be evicted before the copy runs: copies run before the rows of the step that carries them, and whoever gets
 //    the page meanwhile writes it in that step or later.
+//  - A transfer writes pages from a thread of its own. It begins when the steps submitted before have run (its gate), and closing the slot
+//    ends it before the pages are given away.
 #pragma once
 #include <array>
 #include <atomic>
@@ -18,6 +20,7 @@
 #include <vector>
 
 #include "backend.h"
+#include "kv_transfer/transfer.h"
 #include "page_pool.h"
 #include "prefix_cache.h"
 #include "step.h"
@@ -64,8 +67,26 @@ class Engine {
   Status clear_cache();
   Status drain_events(int32_t *words, uint32_t capacity, uint32_t &written);
 
+  // KV transfer (engine_transfer.cpp).
+  Status start_transfer(const ls_kv_config *config, const uint8_t *model_digest, const uint8_t *scales_digest, const uint8_t *key, const char *host, uint32_t &port);
+  Status layout(uint8_t *out);
+  Status transfer_stats(ls_kv_stats_t &out);
+  Status stage(int32_t slot, uint32_t tokens);
+  Status publish(int32_t slot, uint32_t *out);
+  Status release(uint64_t id);
+  // out: [slot, cached tokens, start, pages to pull].
+  Status open_pull(const int32_t *tokens, uint32_t count, uint64_t domain, const ls_kv_source *source, const char *host, const uint8_t *layout, int32_t *out);
+  Status drop(const char *host, uint32_t port, uint64_t id);
+  Status drain_transfers(int32_t *words, uint32_t capacity, uint32_t &written);
+
  private:
   enum class Phase { loading, loaded, serving };
+
+  // When a pull may write its pages.
+  struct PullGate {
+    uint64_t submission = 0;   // the last submitted step before; it may still use them for others
+    bool copy_source = false;  // one of them is the source of a copy that no step has taken up
+  };
 
   struct Sequence {
     bool open = false;
@@ -75,11 +96,16 @@ class Engine {
     std::vector<int32_t> pages;    // block table: page of token t is pages[t / 16]
     uint32_t attached = 0;         // leading pages taken from the prefix cache, never written by this sequence
     uint32_t completed = 0;        // tokens whose steps have run
+    uint32_t opened_at = 0;        // tokens known when it was opened: the attached pages and a copied head
     bool sampled = false;          // the last submitted row samples: a carry is available,
     uint64_t sample_step = 0;      // from this submission,
     int32_t sample_row = -1;       // this row of it,
     int32_t sample = kCarryToken;  // and this is the token, once that step has completed
     uint64_t plan_mark = 0;        // the last plan that named this slot
+    std::shared_ptr<kv::Staged> staged;  // its KV is being copied
+    std::shared_ptr<kv::Pull> pull;      // its pages are being filled; completed lies before them
+    PullGate gate;
+    bool pull_failed = false;
     uint32_t computed() const { return static_cast<uint32_t>(tokens.size()); }
   };
 
@@ -88,6 +114,7 @@ class Engine {
   WeightFiles weights_;
   std::unique_ptr<Backend> backend_;
   std::atomic<int32_t> load_permille_{0};
+  std::unique_ptr<kv::Transfer> transfer_;  // its threads use the backend
 
   std::mutex mutex_;
   Phase phase_ = Phase::loading;
@@ -97,6 +124,7 @@ class Engine {
   std::vector<Sequence> slots_;
   std::vector<int32_t> free_slots_;
   std::vector<PageCopy> copies_;  // wanted by sequences opened since the last submit; at most one for each
+  std::vector<int32_t> gated_;     // slots whose pull has not begun
   uint64_t serial_ = 0;
   uint64_t plan_mark_ = 0;
 
@@ -109,12 +137,22 @@ class Engine {
   Status require(Phase phase, const char *call) const;
   Status fail_device(int32_t code, const std::string &text);
   Sequence *find_open(int32_t slot);
+  Status check_prompt(const char *call, const int32_t *tokens, uint32_t count, const int32_t *out) const;
+  Sequence match_prefix(const int32_t *tokens, uint32_t count, uint64_t domain);
+  int32_t place(Sequence &&sequence);
   void copy_head(Sequence &sequence, const int32_t *tokens, uint32_t count);
   Status check_rows(Step &step, uint32_t &pages_needed);
   void reserve_rows(Step &step, uint32_t pages_needed);
   void commit_rows(Step &step);
   void apply(Step &step);
   uint32_t pack(const Step &step, uint32_t micros, int32_t *result) const;
+  Status require_transfer(const char *call) const;
+  void plan_staging(Sequence &sequence, const StepRow &row, Step &step);
+  bool copy_source(const Sequence &sequence) const;
+  void open_gates();
+  void end_transfers(Sequence &sequence, int32_t slot);
+  bool apply_ending(const kv::Ending &ending);
+  std::string check_transfers() const;
 };
 
 }  // namespace ls

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <bit>
 #include <chrono>
+#include <utility>
 
 #include "engine.h"
 
@@ -48,6 +49,8 @@ Status Engine::check_rows(Step &step, uint32_t &pages_needed) {
     if (sequence == nullptr) return invalid("is not open");
     if (sequence->plan_mark == mark) return invalid("is in the plan twice");
     sequence->plan_mark = mark;
+    if (sequence->pull) return invalid("is waiting for its transfer");
+    if (sequence->pull_failed) return invalid("had a transfer that failed; it can only be closed");
     if (row.start != sequence->computed()) return invalid("has start " + std::to_string(row.start) + ", expected the tokens computed so far, " + std::to_string(sequence->computed()));
     if (row.tokens[0] == kCarryToken && !sequence->sampled) return invalid("carries a token (-1), and its row before did not sample");
     pages_needed += pages_for(row.start + row.len) - static_cast<uint32_t>(sequence->pages.size());
@@ -68,12 +71,18 @@ void Engine::reserve_rows(Step &step, uint32_t pages_needed) {
   step.pages.reserve(pages);
   step.owners.assign(step.batch.rows.size(), Step::Owner{});
   step.batch.copies.reserve(copies_.size());
+  step.stages.clear();
+  step.stages.reserve(step.batch.rows.size());
 }
 
 void Engine::commit_rows(Step &step) {
   const uint64_t submission = ++submissions_;
   step.batch.copies.assign(copies_.begin(), copies_.end());
   copies_.clear();
+  for (const int32_t slot : gated_) {
+    PullGate &gate = slots_[static_cast<size_t>(slot)].gate;
+    if (std::exchange(gate.copy_source, false)) gate.submission = submission;
+  }
   for (size_t i = 0; i < step.batch.rows.size(); ++i) {
     StepRow &row = step.batch.rows[i];
     Sequence &sequence = slots_[static_cast<size_t>(row.slot)];
@@ -94,6 +103,7 @@ void Engine::commit_rows(Step &step) {
     row.pages = step.pages.data() + step.pages.size();
     row.page_count = static_cast<uint32_t>(sequence.pages.size());
     step.pages.insert(step.pages.end(), sequence.pages.begin(), sequence.pages.end());
+    if (sequence.staged) plan_staging(sequence, row, step);
   }
 }
 
@@ -113,7 +123,11 @@ Status Engine::wait(int32_t *result, uint32_t capacity, uint32_t &written) {
   // Without the lock: a pending step is touched by nobody else.
   const auto begin = std::chrono::steady_clock::now();
   output_.rows.clear();
+  const bool staging = !step->stages.empty();
+  if (staging) transfer_->stager.begin(step->stages);
+  step->batch.hook = staging ? &transfer_->stager : nullptr;
   Status status = guard_device("running a step", [&] { return backend_->run(step->batch, output_); });
+  if (staging) transfer_->stager.finish(status.ok());
   const auto micros = std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now() - begin).count();
 
   const std::lock_guard lock(mutex_);
@@ -130,6 +144,9 @@ void Engine::apply(Step &step) {
   const uint64_t submission = submissions_ - (pending_steps_ - 1);
   oldest_step_ = (oldest_step_ + 1) % static_cast<uint32_t>(steps_.size());
   --pending_steps_;
+  for (const kv::StageJob &job : step.stages) job.staged->copied = job.end;
+  step.stages.clear();
+  if (!gated_.empty()) open_gates();
   for (size_t i = 0; i < step.batch.rows.size(); ++i) {
     const StepRow &row = step.batch.rows[i];
     Sequence &sequence = slots_[static_cast<size_t>(row.slot)];

@@ -96,11 +96,12 @@ void PrefixCache::insert(int32_t page, uint64_t domain, int32_t parent, const in
 
 // The rest of a sequence, `count` < 16 tokens: kept unless a sibling has them already.
 void PrefixCache::keep_tail(int32_t page, uint64_t domain, int32_t parent, const int32_t *tokens, uint32_t count) {
+  // The commit ends inside a page that was attached: it stays what it is, whatever siblings begin alike.
+  if (pool_.resident(page)) return;
   uint32_t same;
   int32_t kept = match_head(domain, parent, tokens, count, same);
   if (same < count) {
-    // Shared or resident: the commit ends inside pages that were attached.
-    if (pool_.resident(page) || pool_.holders(page) > 1) return;
+    if (pool_.holders(page) > 1) return;  // attached before a clear, and still shared
     insert(page, domain, parent, tokens, count);
     kept = page;
   }

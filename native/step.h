@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "backend.h"
+#include "kv_transfer/stager.h"
 
 namespace ls {
 
@@ -18,6 +19,7 @@ struct Step {
     int32_t carry_row = -1;  // row of the step before whose sample is this row's first token; -1 = all tokens are known
   };
   std::vector<Owner> owners;  // one per row
+  std::vector<kv::StageJob> stages;  // pages to stage as the step runs; their tables are in pages
   uint32_t result_words = 0;  // the most that its result can take
 };
 

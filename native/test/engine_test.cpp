@@ -69,6 +69,20 @@ TEST("commit takes computed tokens only; a last page that is not full is kept an
   }
 }
 
+TEST("a commit that ends inside an attached page leaves it evictable, whatever siblings begin alike") {
+  Rig rig;
+  Tokens sibling = range(0, 20), prompt = range(0, 32);
+  const Tokens rest = range(500, 12);
+  sibling.insert(sibling.end(), rest.begin(), rest.end());
+  prompt.push_back(600);
+  rig.serve(prompt, 0, 32);
+  rig.serve(sibling);  // its second page has the first 4 tokens of the other's, and came later
+  const Opened seq = rig.open(prompt);
+  CHECK_EQ(seq.cached, 32u);
+  CHECK_EQ(rig.close(seq.slot, 20), LS_OK);
+  rig.check();
+}
+
 TEST("a prompt that continues a tail is computed from the token on which it differs") {
   Rig rig;
   Tokens a = range(0, 44);

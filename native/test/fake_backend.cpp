@@ -52,9 +52,13 @@ class FakeBackend final : public Backend {
 
   Status create_pool(uint32_t pages) override {
     if (!device_->pool_status.ok()) return std::exchange(device_->pool_status, Status::good());
-    device_->memory.assign(size_t{pages} * LS_PAGE_TOKENS, kNeverWritten);
+    pages_ = pages;
+    device_->memory.assign(size_t{pages} * LS_PAGE_TOKENS * device_->config.layers, kNeverWritten);
     return Status::good();
   }
+
+  KvFormat kv_format() const override { return {device_->movable ? sizeof(int32_t) * LS_PAGE_TOKENS : 0, 7}; }
+  uint8_t *kv_page(uint32_t layer, int32_t index) override { return reinterpret_cast<uint8_t *>(page(layer, index)); }
 
   Status run(const StepBatch &batch, StepOutput &out) override {
     FakeDevice &d = *device_;
@@ -63,16 +67,23 @@ class FakeBackend final : public Backend {
     if (std::exchange(d.run_throws, false)) throw std::runtime_error("injected");
     if (!d.run_status.ok()) return std::exchange(d.run_status, Status::good());
     if (std::string text = inspect(batch); !text.empty()) return Status::fail(LS_INTERNAL, "fake device: " + text);
-    for (const PageCopy &copy : batch.copies)
-      std::copy_n(d.memory.begin() + static_cast<std::ptrdiff_t>(copy.from) * LS_PAGE_TOKENS, LS_PAGE_TOKENS, d.memory.begin() + static_cast<std::ptrdiff_t>(copy.to) * LS_PAGE_TOKENS);
-    for (const StepRow &row : batch.rows)
-      for (uint32_t i = 0; i < row.len; ++i) at(row, row.start + i) = row.tokens[i];
+    for (uint32_t layer = 0; layer < d.config.layers; ++layer) {
+      for (const PageCopy &copy : batch.copies) std::copy_n(page(layer, copy.from), LS_PAGE_TOKENS, page(layer, copy.to));
+      for (const StepRow &row : batch.rows)
+        for (uint32_t i = 0; i < row.len; ++i) at(row, layer, row.start + i) = row.tokens[i] ^ static_cast<int32_t>(layer << kLayerShift);
+      if (batch.hook) batch.hook->layer_stored(layer);
+      if (d.on_layer) d.on_layer(layer);
+    }
     for (const StepRow &row : batch.rows) {
       RowOutput result;
       uint64_t hash = kEmptyHash;
       for (uint32_t i = 0; i < row.start + row.len; ++i) {
-        if (at(row, i) == kNeverWritten) return Status::fail(LS_INTERNAL, "fake device: slot " + std::to_string(row.slot) + " reads token " + std::to_string(i) + " that nobody wrote");
-        hash = extend_hash(hash, at(row, i));
+        const int32_t token = at(row, 0, i);
+        if (token == kNeverWritten) return Status::fail(LS_INTERNAL, "fake device: slot " + std::to_string(row.slot) + " reads token " + std::to_string(i) + " that nobody wrote");
+        for (uint32_t layer = 1; layer < d.config.layers; ++layer)
+          if (at(row, layer, i) != (token ^ static_cast<int32_t>(layer << kLayerShift)))
+            return Status::fail(LS_INTERNAL, "fake device: slot " + std::to_string(row.slot) + " reads token " + std::to_string(i) + ", and its layers disagree");
+        hash = extend_hash(hash, token);
       }
       if (row.sample) {
         result.token = token_of(hash, d.config.vocab);
@@ -86,11 +97,12 @@ class FakeBackend final : public Backend {
   }
 
  private:
+  static constexpr uint32_t kLayerShift = 20;
   std::shared_ptr<FakeDevice> device_;
+  uint32_t pages_ = 0;
 
-  int32_t &at(const StepRow &row, uint32_t position) {
-    return device_->memory[static_cast<size_t>(row.pages[position / LS_PAGE_TOKENS]) * LS_PAGE_TOKENS + position % LS_PAGE_TOKENS];
-  }
+  int32_t *page(uint32_t layer, int32_t page) { return device_->memory.data() + (size_t{layer} * pages_ + static_cast<size_t>(page)) * LS_PAGE_TOKENS; }
+  int32_t &at(const StepRow &row, uint32_t layer, uint32_t position) { return page(layer, row.pages[position / LS_PAGE_TOKENS])[position % LS_PAGE_TOKENS]; }
 
   // What must hold of any batch: pages cover the row exactly, and nobody else touches a page that a row writes.
   std::string inspect(const StepBatch &batch) const {
@@ -105,7 +117,7 @@ class FakeBackend final : public Backend {
         if (row.tokens[i] < 0 || static_cast<uint32_t>(row.tokens[i]) >= d.config.vocab) return name + " has token " + std::to_string(row.tokens[i]);
       for (uint32_t p = 0; p < row.page_count; ++p) {
         const int32_t page = row.pages[p];
-        if (page < 0 || static_cast<size_t>(page) >= d.memory.size() / LS_PAGE_TOKENS) return name + " has page " + std::to_string(page);
+        if (page < 0 || static_cast<uint32_t>(page) >= pages_) return name + " has page " + std::to_string(page);
         const bool writes = p >= row.start / LS_PAGE_TOKENS;
         const auto [first, fresh] = user.emplace(page, &row);
         if (!fresh && (writes || writer.contains(page) || first->second == &row)) return name + " shares page " + std::to_string(page) + ", which is written";

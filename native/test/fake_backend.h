@@ -2,6 +2,7 @@
 // So a wrong table, a page given away too early, a lost write or a wrong carry shows up as a wrong token.
 #pragma once
 #include <atomic>
+#include <functional>
 #include <map>
 #include <span>
 #include <string>
@@ -22,9 +23,11 @@ struct FakeDevice {
   ls_config config{};
   std::vector<float> inv_freq;
   std::map<uint32_t, TensorView> tensors;
-  std::vector<int32_t> memory;      // (pages * 16)
+  std::vector<int32_t> memory;      // (layers, pages * 16); layer l keeps token ^ l << 20
+  bool movable = true;              // its KV may be transferred
   std::vector<StepRow> last_rows;   // pointers are dead after the run
   uint32_t runs = 0;
+  std::function<void(uint32_t layer)> on_layer;  // called after each layer of a run
   bool alive = false;
   // Failures to inject, each used once.
   Status finish_status, pool_status, run_status;

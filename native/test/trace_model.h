@@ -136,14 +136,15 @@ class Model {
 
   void keep_tail(const ModelSequence &s, uint32_t kept, std::vector<PagePtr> &path) {
     ModelPage *parent = path.empty() ? nullptr : path.back().get();
+    const PagePtr &page = s.pages[kept / 16];
+    if (page->resident) return;
     const Tokens tokens(s.script.begin() + kept / 16 * 16, s.script.begin() + kept);
     // Of several, the one that came last is touched.
     const auto same = std::find_if(tree.rbegin(), tree.rend(), [&](const PagePtr &p) {
       return p->domain == s.domain && p->parent == parent && p->tokens.size() >= tokens.size() && std::equal(tokens.begin(), tokens.end(), p->tokens.begin());
     });
     if (same != tree.rend()) return path.push_back(*same);
-    const PagePtr &page = s.pages[kept / 16];
-    if (page->resident || page->holders > 1) return;
+    if (page->holders > 1) return;
     insert(page, s.domain, parent, tokens);
     path.push_back(page);
   }

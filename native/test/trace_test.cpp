@@ -1,43 +1,25 @@
-// Random traces against a plain model: open, extend (chunks, carries, two steps in flight), close, abort, evict, clear, drain and refused
-// plans. After every action: ls_pool_check, page counts, cached tokens and (through the fake device) every sampled token must agree with the
-// model; replaying the events must give the model's tree.
-#include <deque>
-#include <random>
-
-#include "trace_model.h"
+// Random traces against a plain model: open, extend (chunks, carries, two steps in flight), close, abort, evict, clear, drain, refused
+// plans, and sequences that are staged for another engine or pulled from one. After every action: ls_pool_check, page counts, cached tokens
+// and (through the fake device) every sampled token must agree with the model; replaying the events must give the model's tree.
+#include "trace.h"
 
 using namespace ls::test;
 
 namespace {
 
-struct Coverage {
-  uint32_t opens = 0, hits = 0, heads = 0, steps = 0, carries = 0, closes = 0, closed_in_flight = 0, no_pages = 0, clears = 0, refused = 0, evictions = 0;
-};
-
-class Trace {
+class Trace : public TraceBase {
  public:
-  Trace(uint32_t pages, uint32_t max_seqs, uint32_t seed, bool prefix_cache = true)
-      : rig_({.pages = pages, .max_seqs = max_seqs, .max_context = 160, .max_batch_tokens = 96, .vocab = 50, .prefix_cache = prefix_cache}),
-        model_(pages, 50), random_(seed), caching_(prefix_cache) {
-    // Prompts share beginnings: 3 roots, each continued in a few ways.
-    for (int i = 0; i < 3; ++i) bases_.push_back(random_tokens(48));
-    for (int i = 0; i < 5; ++i) {
-      Tokens t = bases_[static_cast<size_t>(i % 3)];
-      t.resize(16 * (1 + static_cast<size_t>(i) % 3));
-      const Tokens tail = random_tokens(64);
-      t.insert(t.end(), tail.begin(), tail.end());
-      bases_.push_back(t);
-    }
-  }
-
-  Coverage coverage;
+  using TraceBase::TraceBase;
 
   void run(uint32_t actions) {
     for (uint32_t i = 0; i < actions; ++i) {
       const uint32_t dice = pick(100);
       std::string action;
       try {
-        if (dice < 20) action = "open", open();
+        if (dice < 4) action = "pull", pull();
+        else if (dice < 6) action = "settle", settle();
+        else if (dice < 8) action = "stage", stage();
+        else if (dice < 22) action = "open", open();
         else if (dice < 50) action = "submit", submit();
         else if (dice < 75) action = "wait", wait();
         else if (dice < 90) action = "close", close();
@@ -50,7 +32,11 @@ class Trace {
       }
     }
     while (!in_flight_.empty()) wait();
+    publish();
     while (!model_.open.empty()) close();
+    wait_until("no copy is left", [&] { return rig_.kv_stats().staged == 0 && from_.kv_stats().staged == 0; });
+    CHECK_EQ(rig_.kv_stats().filling, 0u);
+    wait_until("no pull is left", [&] { return rig_.kv_stats().pulls == 0; });
     compare();
     drain();
     CHECK_EQ(rig_.stats().held, 0u);
@@ -58,189 +44,95 @@ class Trace {
   }
 
  private:
-  struct FlightRow {
-    int32_t slot;
-    uint64_t serial;
-    uint32_t end;
-    bool sample;
-    int32_t expected;  // the token it will sample
-  };
-  Rig rig_;
-  Model model_;
-  std::mt19937 random_;
-  bool caching_;
-  std::vector<Tokens> bases_;
-  std::deque<std::vector<FlightRow>> in_flight_;
-  Replay replay_;
-  uint64_t serial_ = 0;
+  // Who stages for the engine under test, and who pulls from it.
+  KvRig from_{{.pages = 40, .max_context = 160, .max_batch_tokens = 160, .vocab = 50}}, to_{{.pages = 40, .max_context = 160, .max_batch_tokens = 160, .vocab = 50}};
 
-  uint32_t pick(uint32_t n) { return static_cast<uint32_t>(random_() % n); }
-  Tokens random_tokens(uint32_t n) {
-    Tokens t(n);
-    for (int32_t &v : t) v = static_cast<int32_t>(pick(50));
-    return t;
-  }
-
-  void open() {
-    Tokens prompt = bases_[pick(static_cast<uint32_t>(bases_.size()))];
-    prompt.resize(1 + pick(static_cast<uint32_t>(prompt.size())));
-    if (pick(2)) {
-      const Tokens tail = random_tokens(pick(20));
-      prompt.insert(prompt.end(), tail.begin(), tail.end());
-    }
-    const uint64_t domain = pick(4) == 0 ? uint64_t{7} << 32 : 0;
-    const Opened seq = rig_.open(prompt, domain);
+  // As open, with the rest from another engine; one in five with an id that is wrong.
+  void pull() {
+    const Tokens prompt = random_prompt();
+    const uint32_t known = static_cast<uint32_t>(prompt.size()) - 1;
+    const uint64_t id = from_.prefill(prompt, ~0u);
+    const bool wrong = pick(5) == 0;
+    const PullOpened seq = rig_.open_pull(from_, wrong ? id ^ 1 : id, prompt);
+    const auto release = [&] { ls_kv_release(from_.engine, static_cast<uint32_t>(id), static_cast<uint32_t>(id >> 32)); };
+    if (seq.code != LS_OK || wrong) release();
     if (model_.open.size() == rig_.config.max_seqs) {
       CHECK_EQ(seq.code, LS_NO_SLOTS);
       return;
     }
-    CHECK_EQ(seq.code, LS_OK);
     ModelSequence s;
-    s.domain = domain;
-    s.serial = ++serial_;
-    s.prompt = static_cast<uint32_t>(prompt.size());
+    s.prompt = known + 1;
     s.script = prompt;
-    if (caching_) s.pages = model_.match(domain, prompt);
-    for (const PagePtr &p : s.pages) ++p->holders;
+    if (caching_) s.pages = model_.match(0, prompt);
     s.computed = s.completed = static_cast<uint32_t>(s.pages.size()) * 16;
+    const uint32_t head = caching_ ? model_.match_head(0, prompt, s.pages) : 0, missing = (known + 15) / 16 - static_cast<uint32_t>(s.pages.size());
+    const auto idle = static_cast<uint32_t>(std::count_if(s.pages.begin(), s.pages.end(), [](const PagePtr &p) { return p->holders == 0; }));
+    if (missing > model_.free() + model_.cached() - idle) {
+      CHECK_EQ(seq.code, LS_NO_PAGES);
+      ++coverage.no_room;
+      return;
+    }
+    if (seq.code != LS_OK) throw std::runtime_error(last_error());
+    s.serial = ++serial_;
+    for (const PagePtr &p : s.pages) ++p->holders;
     CHECK_EQ(seq.cached, s.computed);
-    CHECK(!model_.open.contains(seq.slot));
+    CHECK_EQ(seq.start, known);
     ModelSequence &opened = model_.open[seq.slot] = std::move(s);
-    const uint32_t head = caching_ ? model_.match_head(domain, prompt, opened.pages) : 0;
-    if (head > 0 && model_.free() + model_.cached() > 0) {
-      if (model_.free() == 0) model_.evict();
-      model_.extend(opened, head);
-      ++coverage.heads;
-    }
-    CHECK_EQ(seq.start, opened.computed);
-    ++coverage.opens;
-    coverage.hits += seq.cached > 0;
+    const uint32_t rest = known - opened.computed;
+    CHECK_EQ(seq.pages, rest == head ? 0 : missing);
+    if (rest == head) release();
+    else pulling_.insert(seq.slot), ++coverage.pulls;
+    copies_pending_ |= rest == head && rest > 0;
+    while (model_.free() < missing) model_.evict();
+    model_.extend(opened, rest);
   }
 
-  void submit() {
-    std::vector<RowSpec> rows;
-    std::vector<std::pair<int32_t, uint32_t>> grow;
-    uint32_t budget = rig_.config.max_batch_tokens, pages = 0;
-    std::vector<int32_t> slots;
-    for (const auto &[slot, s] : model_.open) slots.push_back(slot);
-    std::shuffle(slots.begin(), slots.end(), random_);
-    for (const int32_t slot : slots) {
-      ModelSequence &s = model_.open.at(slot);
-      if (pick(4) == 0 || budget == 0 || s.computed >= rig_.config.max_context) continue;
-      // Within the prompt: a chunk of any length. After it: one sampled token, as a carry or by its id.
-      uint32_t len = s.computed < s.prompt ? std::min(budget, 1 + pick(s.prompt - s.computed)) : 1;
-      RowSpec row{.slot = slot, .start = s.computed, .tokens = Tokens(s.script.begin() + s.computed, s.script.begin() + s.computed + len), .sample = s.computed + len >= s.prompt || pick(3) == 0};
-      if (s.computed >= s.prompt && s.sampled && (!s.sample_known || pick(2))) {
-        row.tokens[0] = -1;
-        ++coverage.carries;
-      }
-      budget -= len;
-      pages += Model::more_pages(s, len);
-      grow.emplace_back(slot, len);
-      rows.push_back(std::move(row));
-    }
-    if (rows.empty()) return;
-    const int32_t code = rig_.submit(rows);
-    if (in_flight_.size() == 2) {
-      CHECK_EQ(code, LS_STATE);
-      return;
-    }
-    if (pages > model_.free() + model_.cached()) {
-      CHECK_EQ(code, LS_NO_PAGES);
-      ++coverage.no_pages;
-      return;
-    }
-    if (code != LS_OK) throw std::runtime_error(last_error());
-    while (model_.free() < pages) model_.evict();
-    std::vector<FlightRow> flight;
-    for (size_t i = 0; i < rows.size(); ++i) {
-      ModelSequence &s = model_.open.at(grow[i].first);
-      model_.extend(s, grow[i].second);
-      s.sampled = rows[i].sample;
-      s.sample_known = false;
-      flight.push_back({rows[i].slot, s.serial, s.computed, rows[i].sample, next_token(Tokens(s.script.begin(), s.script.begin() + s.computed), 50)});
-    }
-    in_flight_.push_back(std::move(flight));
-    ++coverage.steps;
-  }
-
-  void wait() {
-    const Result r = rig_.wait();
-    if (in_flight_.empty()) {
-      CHECK_EQ(r.code, LS_STATE);
-      return;
-    }
-    if (r.code < 0) throw std::runtime_error(last_error());
-    const std::vector<FlightRow> flight = std::move(in_flight_.front());
-    in_flight_.pop_front();
-    CHECK_EQ(r.rows.size(), flight.size());
-    CHECK_EQ(r.free, model_.free());
-    CHECK_EQ(r.cached, model_.cached());
-    CHECK_EQ(r.held, model_.held());
-    for (size_t i = 0; i < flight.size(); ++i) {
-      CHECK_EQ(r.rows[i].slot, flight[i].slot);
-      CHECK_EQ(r.rows[i].token, flight[i].sample ? flight[i].expected : -1);
-      const auto found = model_.open.find(flight[i].slot);
-      if (found == model_.open.end() || found->second.serial != flight[i].serial) continue;
-      found->second.completed = flight[i].end;
-      if (flight[i].sample && found->second.computed == flight[i].end) found->second.sample_known = true;
+  // With no step and no copy pending, every pull ends.
+  void settle() {
+    if (copies_pending_) return;
+    while (!in_flight_.empty()) wait();
+    while (!pulling_.empty()) {
+      const KvEvent e = rig_.event();
+      if (e.slot < 0) continue;
+      CHECK(pulling_.erase(e.slot) == 1);
+      ModelSequence &s = model_.open.at(e.slot);
+      if (e.reason == LS_KV_DONE) s.completed = s.computed, ++coverage.pulled;
+      else CHECK_EQ(e.reason, static_cast<int32_t>(LS_KV_UNKNOWN));
+      if (e.reason != LS_KV_DONE) failed_.insert(e.slot), ++coverage.failed_pulls;
     }
   }
 
-  void close() {
-    if (model_.open.empty()) {
-      CHECK_EQ(rig_.close(static_cast<int32_t>(pick(4))), LS_INVALID);
-      return;
-    }
-    auto it = model_.open.begin();
-    std::advance(it, pick(static_cast<uint32_t>(model_.open.size())));
-    const int32_t slot = it->first;
-    coverage.closed_in_flight += it->second.completed < it->second.computed;
-    const uint32_t commit = pick(3) ? ~0u : pick(2) ? 0 : pick(160);
-    CHECK_EQ(rig_.close(slot, commit), LS_OK);
-    model_.close(slot, caching_ ? commit : 0);
-    ++coverage.closes;
-  }
-
-  void clear() {
-    CHECK_EQ(ls_cache_clear(rig_.engine), LS_OK);
-    model_.clear();
-    ++coverage.clears;
-  }
-
-  // A valid row beside a broken one: nothing may change.
-  void refused() {
+  // Begins to stage some sequence; what was computed of earlier ones is published.
+  void stage() {
+    publish();
     if (model_.open.empty()) return;
     auto it = model_.open.begin();
     std::advance(it, pick(static_cast<uint32_t>(model_.open.size())));
-    const uint32_t computed = it->second.computed;
-    if (computed >= rig_.config.max_context) return;
-    std::vector<RowSpec> rows = {{.slot = it->first, .start = computed, .tokens = {1}}, {.slot = it->first, .start = computed + 1, .tokens = {1}}};
-    switch (pick(5)) {
-      case 0: break;
-      case 1: rows = {{.slot = it->first, .start = computed + 1, .tokens = {1}}}; break;
-      case 2: rows = {{.slot = it->first, .start = computed, .tokens = {50}}}; break;
-      case 3: rows = {{.slot = it->first, .start = computed, .tokens = {1}, .top_p = 0}}; break;
-      default: rows = {{.slot = it->first, .start = computed, .tokens = Tokens(rig_.config.max_context - computed + 1, 1)}};
-    }
-    const int32_t code = rig_.submit(rows);
-    CHECK(code == LS_INVALID || (code == LS_STATE && in_flight_.size() == 2));
-    ++coverage.refused;
+    const bool possible = usable(it->first) && !staged_.contains(it->first);
+    const uint32_t tokens = pick(it->second.prompt + 1);
+    CHECK_EQ(ls_kv_stage(rig_.engine, it->first, tokens), possible ? LS_OK : LS_STATE);
+    if (possible) staged_[it->first] = tokens;
   }
 
-  void drain() {
-    for (const Event &e : rig_.events(pick(2) ? 21 : 1000)) replay_.apply(e);
-    CHECK(replay_.prefixes() == prefixes(model_));
-  }
-
-  void compare() {
-    rig_.check();
-    const ls_pool_stats_t s = rig_.stats();
-    CHECK_EQ(s.free, model_.free());
-    CHECK_EQ(s.cached, model_.cached());
-    CHECK_EQ(s.held, model_.held());
-    CHECK_EQ(s.open_seqs, static_cast<uint32_t>(model_.open.size()));
-    CHECK_EQ(s.evictions_lo, static_cast<uint32_t>(model_.evictions));
+  // What another engine pulls is what was computed here.
+  void publish() {
+    std::erase_if(staged_, [&](const auto &entry) {
+      const auto [slot, tokens] = entry;
+      const ModelSequence &s = model_.open.at(slot);
+      if (!in_flight_.empty() || s.completed < tokens || s.script.size() <= tokens || tokens >= to_.config.max_context) return false;
+      uint32_t out[2];
+      if (ls_kv_publish(rig_.engine, slot, out) != LS_OK) throw std::runtime_error(last_error());
+      const uint64_t id = out[0] | static_cast<uint64_t>(out[1]) << 32;
+      const Tokens prompt(s.script.begin(), s.script.begin() + tokens + 1);
+      const PullOpened pull = to_.open_pull(rig_, id, prompt);
+      CHECK_EQ(pull.code, LS_OK);
+      if (pull.pages > 0) CHECK_EQ(to_.event().reason, LS_KV_DONE);
+      else CHECK_EQ(ls_kv_release(rig_.engine, out[0], out[1]), LS_OK);
+      to_.expect_decode(pull.slot, prompt);
+      CHECK_EQ(to_.close(pull.slot, 0), LS_OK);
+      ++coverage.staged;
+      return true;
+    });
   }
 };
 
@@ -255,7 +147,8 @@ Coverage traces(uint32_t pages, uint32_t max_seqs, uint32_t first_seed, uint32_t
       throw std::runtime_error("seed " + std::to_string(seed) + ", " + e.what());
     }
     for (uint32_t Coverage::*n : {&Coverage::opens, &Coverage::hits, &Coverage::heads, &Coverage::steps, &Coverage::carries, &Coverage::closes, &Coverage::closed_in_flight,
-                                  &Coverage::no_pages, &Coverage::clears, &Coverage::refused, &Coverage::evictions})
+                                  &Coverage::no_pages, &Coverage::clears, &Coverage::refused, &Coverage::evictions, &Coverage::pulls, &Coverage::pulled, &Coverage::failed_pulls, &Coverage::closed_pulls,
+                                  &Coverage::no_room, &Coverage::staged})
       all.*n += trace.coverage.*n;
   }
   return all;
@@ -263,7 +156,9 @@ Coverage traces(uint32_t pages, uint32_t max_seqs, uint32_t first_seed, uint32_t
 
 // Every kind of action must really have happened, often.
 void busy(const Coverage &c) {
+  std::printf("# pulls %u: %u done, %u failed, %u closed before their end; %u without room; %u staged\n", c.pulls, c.pulled, c.failed_pulls, c.closed_pulls, c.no_room, c.staged);
   CHECK(c.opens > 300 && c.steps > 300 && c.closes > 300 && c.carries > 50 && c.closed_in_flight > 50 && c.clears > 50 && c.refused > 50);
+  CHECK(c.pulls > 20 && c.pulled > 5 && c.failed_pulls > 2 && c.closed_pulls > 10 && c.staged > 8);
 }
 
 }  // namespace

@@ -134,6 +134,10 @@ export interface DynamoEnvironment {
   otelExport: boolean;
   log: LogSettings;
   podIp: string | null;
+  /** How long a prefill worker keeps a copy of KV that nobody fetches. */
+  kvHoldSeconds: number;
+  /** Secret of prefill and decode workers; null = transfers are neither authenticated nor encrypted. */
+  kvKey: string | null;
   namespaceSuffix: string | null;
 }
 

@@ -138,6 +138,17 @@ const DYNAMO_VARIABLES = {
   }),
   selfHostMetadata: boolean("DYN_SELF_HOST_METADATA", "serve tokenizer and config files on the system port", true),
   podIp: text("POD_IP", "default route's address", "address a prefill worker gives decode workers; listeners bind it where DYN_TCP_RPC_HOST is not set", null),
+  kvHoldSeconds: variable<number>("LAYERSCALE_KV_HOLD_SECONDS", "60", "seconds a prefill worker keeps KV that no decode worker fetches; for tests", 60, (value, fail) => {
+    const seconds = value.trim() === "" ? NaN : Number(value);
+    if (!(seconds >= 0.1 && seconds <= 3600)) throw fail("a number from 0.1 to 3600");
+    return seconds;
+  }),
+  kvKey: variable<string | null>("LAYERSCALE_KV_KEY", "none", "secret of prefill and decode workers, 16 to 64 bytes: KV travels authenticated and encrypted", null, (value) => {
+    const bytes = Buffer.byteLength(value);
+    // The value is a secret, so the message does not show it.
+    if (bytes < 16 || bytes > 64) throw new UsageError(`LAYERSCALE_KV_KEY: expected 16 to 64 bytes, got ${bytes}`);
+    return value;
+  }),
   namespaceSuffix: text("DYN_NAMESPACE_WORKER_SUFFIX", "none", "appended to the namespace as -SUFFIX", null),
 } satisfies Record<keyof DynamoEnvironment, Variable<unknown>>;
 

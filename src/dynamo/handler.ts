@@ -1,10 +1,10 @@
-import type { DisaggregationMode } from "../config/engine-config.ts";
 import { EngineError } from "../engine/errors.ts";
 import type { GenerateRequest, StepOutput, TokenLogprob } from "../engine/types.ts";
 import type { GenerationDefaults } from "../model/types.ts";
 import { logger } from "../telemetry/log.ts";
 import type { EngineMetrics, Outcome } from "../telemetry/metrics.ts";
 import { requestFields } from "../telemetry/trace.ts";
+import type { Role } from "./disaggregation/role.ts";
 import { completionUsage, type EngineOutput, logprobFields, outputItem, TokenItem } from "./protocol/engine-output.ts";
 import { internal, invalid, ProtocolError, shutdown } from "./protocol/errors.ts";
 import { unknownFields } from "./protocol/fields.ts";
@@ -25,9 +25,9 @@ export interface StopDetector {
 export interface HandlerOptions {
   engine: GeneratingEngine;
   defaults: GenerationDefaults;
-  mode: DisaggregationMode;
+  role: Role;
   stopDetector: (stops: readonly string[], skipSpecialTokens: boolean) => StopDetector;
-  metrics: Pick<EngineMetrics, "startRequest" | "countRequest">;
+  metrics: Pick<EngineMetrics, "startRequest" | "countRequest" | "transfer">;
   /** The engine is gone: unfinished answers may continue elsewhere. */
   engineFailed: () => string | null;
 }
@@ -38,9 +38,6 @@ export const ROUTE = "dynamo";
 const MAX_LOGGED_FIELDS = 100;
 /** Above every priority that a client can ask for (int32): a health check that waits behind a full batch says nothing about health. */
 const PROBE_PRIORITY = 2 ** 31;
-
-/** The class that the frontend answers with 503 in the prefill leg, without resting the worker. */
-const NO_TRANSFER = new ProtocolError("Unavailable", "this prefill worker cannot hand KV over: transfer between workers is not part of this version; run aggregated workers");
 
 const log = logger("layerscale::dynamo::handler");
 
@@ -89,27 +86,35 @@ export function generateHandler(options: HandlerOptions): Work {
     let outcome: Outcome = "failed";
     const fields = requestFields(context.id, context.headers.traceparent);
     log.debug("request received", fields);
+    let admitted = false;
+    /** A staged copy that the frontend has not been told of. */
+    let untold: bigint | null = null;
     try {
       logUnknown(body);
       const request = parseRequest(body);
-      if (options.mode === "prefill" && !request.healthCheck && !request.whole) throw NO_TRANSFER;
-      const answer = request.logprobs === null ? new StreamedAnswer(request) : new HeldBackAnswer(request, options.stopDetector);
+      const part = options.role.part(request, body, context.id);
+      const answer = part.stage ? new HandOver(options.role) : request.logprobs === null ? new StreamedAnswer(request) : new HeldBackAnswer(request, options.stopDetector);
       // One generator, not one that delegates to another: each of them costs several turns of the microtask queue for every token.
-      for await (const step of options.engine.generate(engineRequest(request, context.id, options.defaults), context.signal)) {
+      for await (const step of options.engine.generate({ ...engineRequest(request, context.id, options.defaults), ...part }, context.signal)) {
+        admitted = true;
         if (step.finishReason === "error" || step.finishReason === "cancelled") throw unfinished(step, options);
+        untold = step.staged ?? null;
         const item = answer.take(step);
         if (item !== null) yield item;
+        untold = null;
         if (!answer.complete) continue;
         outcome = "ok";
         return;
       }
       throw shutdown("the engine ended the request");
     } catch (error) {
+      if (!admitted) options.role.abandoned(body);
       if (clientLeft(context)) outcome = "cancelled";
       const failure = protocolError(error);
       if (outcome === "failed") log[refused(failure) ? "debug" : "error"]("request failed", { ...fields, error: failure });
       throw failure;
     } finally {
+      if (untold !== null) options.role.withdraw(untold);
       // A consumer that stops early (its socket is gone) ends the generator without an error.
       if (outcome === "failed" && clientLeft(context)) outcome = "cancelled";
       if (!isProbe) options.metrics.countRequest(ROUTE, outcome);
@@ -129,10 +134,16 @@ function protocolError(error: unknown): unknown {
 }
 
 /** The request's own fault, which is no news for whoever runs the worker. */
-const refused = (error: unknown): boolean => error === NO_TRANSFER || (error instanceof ProtocolError && typeof error.type === "object" && error.type.Backend === "InvalidArgument");
+const refused = (error: unknown): boolean => error instanceof ProtocolError && typeof error.type === "object" && error.type.Backend === "InvalidArgument";
 
 /** Why a step that ends a request without an answer does so. */
 function unfinished(step: StepOutput, options: HandlerOptions): ProtocolError {
+  if (step.refusal === "overloaded") {
+    options.metrics.transfer.overloaded();
+    // The class that the frontend answers with 503 in the prefill leg, without resting the worker.
+    return new ProtocolError("Unavailable", `prefill worker overloaded: ${step.error}`);
+  }
+  if (step.refusal === "layout") return internal(`the KV of the prefill worker does not fit this decode worker: ${step.error}`);
   const failed = options.engineFailed();
   if (failed !== null) return shutdown(`engine failure: ${failed}`);
   return step.finishReason === "error" ? internal(step.error ?? "engine error") : shutdown("the engine ended the request");
@@ -158,6 +169,18 @@ class StreamedAnswer implements Answer {
     if (step.finishReason === null) return step.tokenIds.length > 0 ? new TokenItem(step.tokenIds) : null;
     this.complete = true;
     return outputItem({ token_ids: step.tokenIds, finish_reason: wireReason(step, this.request.eosTokenIds), completion_usage: completionUsage(step.usage) });
+  }
+}
+
+/** The single item of a prompt that another worker goes on with. */
+class HandOver implements Answer {
+  complete = false;
+  constructor(private readonly role: Role) {}
+
+  take(step: StepOutput): unknown {
+    if (step.finishReason === null) return null;
+    this.complete = true;
+    return this.role.answer(step);
   }
 }
 

@@ -1,5 +1,5 @@
 import type { EngineError } from "../engine/errors.ts";
-import type { EngineInfo, KvEvent } from "../engine/types.ts";
+import type { EngineInfo, KvEvent, KvSource, TransferReport } from "../engine/types.ts";
 import type { LoadedModel } from "../model/types.ts";
 import type { MetricsSource } from "../telemetry/metrics.ts";
 import type { Tokenizer } from "../tokenizer/tokenizer.ts";
@@ -10,6 +10,9 @@ export interface WorkerEngine extends GeneratingEngine, MetricsSource {
   readonly info: EngineInfo;
   onFailure(listener: (error: EngineError) => void): () => void;
   onKvEvents(listener: (events: KvEvent[]) => void): () => void;
+  onTransfer(listener: (report: TransferReport) => void): () => void;
+  dropCopy(source: KvSource): void;
+  releaseCopy(copy: bigint): void;
   drain(timeoutMs: number): Promise<boolean>;
   stop(): Promise<void>;
 }

@@ -1,4 +1,5 @@
 import type { DynamoConfig } from "../config/engine-config.ts";
+import type { TransferReport } from "../engine/types.ts";
 import { VERSION } from "../config/version.ts";
 import { logger, setLogFilter } from "../telemetry/log.ts";
 import { EngineMetrics } from "../telemetry/metrics.ts";
@@ -6,6 +7,9 @@ import { onStopSignal, type StopSignal } from "../util/signals.ts";
 import { type Discovery, DiscoveryError } from "./discovery/discovery.ts";
 import { openDiscovery } from "./discovery/open.ts";
 import { type EndpointName, hexId } from "./discovery/records.ts";
+import { refuseRecurrent } from "./disaggregation/recurrent.ts";
+import { openRole } from "./disaggregation/role.ts";
+import { copiesGone, logTransfer, transferOptions } from "./disaggregation/transfer.ts";
 import { openEventPlane } from "./event-plane/open.ts";
 import type { EventPlane } from "./event-plane/topic-publisher.ts";
 import { generateHandler, ROUTE } from "./handler.ts";
@@ -31,6 +35,8 @@ export type { LoadedWorker, WorkerEngine } from "./worker-engine.ts";
 /** Time for the last items of streams that end at a stop, and for the engine to give its pages back. */
 const DRAIN_MS = 5_000;
 const ENGINE_STOP_MS = 10_000;
+/** From SIGTERM until a prefill worker gives up copies that nobody has fetched: it has left within the 30 s that stop timeouts allow. */
+const COPIES_MS = 28_000;
 /** Path segment of the base model's files on the system server. */
 const BASE_MODEL = "_base";
 
@@ -49,11 +55,12 @@ class StartError extends Error {
 export async function runDynamo(config: DynamoConfig): Promise<number> {
   setLogFilter(config.environment.log.filter);
   refuseUnbuilt(config);
+  refuseRecurrent(config);
   const stop = onStopSignal();
   try {
     // Loaded here, not above: a refused choice must not need the native library.
     const { loadEngine } = await import("../runtime/load-engine.ts");
-    return await runWorker(config, stop, () => loadEngine(config.engine));
+    return await runWorker(config, stop, () => loadEngine(config.engine, undefined, transferOptions(config)));
   } finally {
     stop.dispose();
   }
@@ -112,7 +119,6 @@ class DynamoWorker {
     const { environment, worker } = this.config;
     checkTemplate(worker.customJinjaTemplate);
     if (environment.log.ignored.length > 0) log.warn("DYN_LOG: selectors of spans and fields have no effect", { directives: environment.log.ignored });
-    if (worker.disaggregationMode !== "agg") log.warn("KV is not transferred between workers in this version: prefill workers refuse their part, decode workers run whole requests", { mode: worker.disaggregationMode });
     if (environment.otelExport) log.warn("OTEL_EXPORT_ENABLED has no effect: traces are not exported");
     const discovery = (this.#discovery = await this.#openDiscovery());
     if (discovery === null) return 0;
@@ -150,15 +156,21 @@ class DynamoWorker {
     const capacity = engineRequestLimit === null ? MAX_IN_FLIGHT : engineRequestLimit + requestQueueLimit;
     metrics.attach(engine, names, { slots: engine.info.maxNumSeqs, capacity, loadSeconds, prefixCache: engine.info.prefixCache });
 
+    const report = (transfer: TransferReport) => {
+      engineMetrics.transfer.ended(transfer);
+      logTransfer(transfer);
+    };
+    engine.onTransfer(report);
+    const role = openRole(worker.disaggregationMode, engine, transferOptions(this.config)?.host ?? null, report);
     const work = generateHandler({
       engine,
       defaults: model.generation,
-      mode: worker.disaggregationMode,
+      role,
       stopDetector: (stops, skipSpecialTokens) => stopDetector(loaded.tokenizer, stops, skipSpecialTokens),
       metrics: engineMetrics,
       engineFailed: () => failure,
     });
-    const handler = new WorkHandler(work, metrics.endpoint(this.#endpoint.endpoint), (why) => metrics.rejected(why), capacity);
+    const handler = new WorkHandler(work, metrics.endpoint(this.#endpoint.endpoint), (why) => metrics.rejected(why), capacity, worker.disaggregationMode === "decode" ? (body) => role.abandoned(body) : null);
     const card = await this.#join({ ...loaded, engine }, handler, metrics);
     const membership = this.#membership!;
     if (this.#system)
@@ -259,6 +271,7 @@ class DynamoWorker {
 
   /** Leaves discovery first, serves what is open and what still arrives through the grace time, then ends the rest. */
   async #leave(handler: WorkHandler, metrics: DynamoMetrics): Promise<number> {
+    const leaveAt = performance.now();
     this.#serving?.stop();
     await this.#membership!.leave();
     const graceMs = this.config.environment.gracePeriodSeconds * 1000;
@@ -268,6 +281,8 @@ class DynamoWorker {
     const cut = handler.inFlight;
     const ended = await handler.stop("the worker is shutting down", DRAIN_MS);
     const drained = await this.#engine!.drain(DRAIN_MS);
+    if (!(await copiesGone(this.#engine!, COPIES_MS - (performance.now() - leaveAt), this.stop.hurry)))
+      log.warn("staged KV is given up", { copies: this.#engine!.stats().transfer?.staged });
     metrics.drained((performance.now() - drainAt) / 1000);
     log.info("worker stopped", { cutStreams: cut, streamsEnded: ended, engineIdle: drained });
     return 0;

@@ -3,11 +3,13 @@ import { monotonicMs } from "../util/clock.ts";
 import { joinU64 } from "../util/words.ts";
 import { EngineError } from "./errors.ts";
 import { EngineThread } from "./engine-thread.ts";
+import { Listeners } from "./listeners.ts";
 import { OpenRequest } from "./open-request.ts";
 import { OutputStream } from "./output-stream.ts";
+import type { TransferNote } from "./pulls.ts";
 import { unpackEvents, unpackOutputs, type Command, type Report, type StepMessage } from "./protocol.ts";
 import type {
-  EngineInfo, EngineOptions, EngineStartOptions, EngineStats, FinishedRequest, GenerateRequest, KvEvent, StepOutput, StepReport,
+  EngineInfo, EngineOptions, EngineStartOptions, EngineStats, FinishedRequest, GenerateRequest, KvEvent, KvSource, StepOutput, StepReport, TransferReport,
 } from "./types.ts";
 import { validateRequest } from "./validate-request.ts";
 
@@ -17,24 +19,6 @@ const COMMAND_WAIT_MS = 60_000;
 
 type EngineState = "loading" | "running" | "draining" | "stopped" | "failed";
 
-/** Listeners of one event. One that throws is logged and hurts nobody else. */
-class Listeners<T> {
-  readonly #all = new Set<(value: T) => void>();
-  add(listener: (value: T) => void): () => void {
-    this.#all.add(listener);
-    return () => void this.#all.delete(listener);
-  }
-  emit(value: T): void {
-    for (const listener of this.#all) {
-      try {
-        listener(value);
-      } catch (error) {
-        log.error("a listener of the engine failed", { error });
-      }
-    }
-  }
-}
-
 /**
  * The engine as the rest of the program sees it. Requests go in by generate(); scheduling and device work happen in a Worker.
  * Every request ends exactly once: its last output carries a finishReason, whatever fails.
@@ -42,7 +26,7 @@ class Listeners<T> {
 export class Engine {
   #state: EngineState = "loading";
   #info: EngineInfo | null = null;
-  #stats: EngineStats = { running: 0, waiting: 0, pagesTotal: 0, pagesFree: 0, pagesCached: 0, pagesHeld: 0, steps: 0, preemptions: 0, evictions: 0, stalls: 0 };
+  #stats: EngineStats = { running: 0, waiting: 0, pagesTotal: 0, pagesFree: 0, pagesCached: 0, pagesHeld: 0, steps: 0, preemptions: 0, evictions: 0, stalls: 0, promptTokensComputed: 0, transfer: null };
   #failure: EngineError | null = null;
   #nextKey = 1;
   readonly #thread: EngineThread;
@@ -55,6 +39,9 @@ export class Engine {
   readonly #onFailure = new Listeners<EngineError>();
   readonly #onFinish = new Listeners<FinishedRequest>();
   readonly #onStep = new Listeners<StepReport>();
+  readonly #onTransfer = new Listeners<TransferReport>();
+  /** Offered copies, and the requests they came from. */
+  readonly #copies = new Map<bigint, string>();
 
   private constructor(private readonly options: EngineOptions, start: EngineStartOptions) {
     this.#thread = new EngineThread(options, start, (reports) => this.#receive(reports), (error) => this.#fail(error));
@@ -108,6 +95,20 @@ export class Engine {
     return this.#onStep.add(listener);
   }
 
+  /** Once for each staged copy and each pull, when it has ended. */
+  onTransfer(listener: (report: TransferReport) => void): () => void {
+    return this.#onTransfer.add(listener);
+  }
+
+  /** Tells another engine that its copy will not be fetched: for a request that generate() never got. */
+  dropCopy(source: KvSource): void {
+    if (this.info.transfer !== null) this.#thread.send({ kind: "drop", source });
+  }
+  /** Frees a copy of this engine that nobody has been told of. */
+  releaseCopy(copy: bigint): void {
+    this.#thread.send({ kind: "release", copy });
+  }
+
   /** Refuses new requests and waits for the open ones. Returns whether all ended in time. */
   async drain(timeoutMs: number): Promise<boolean> {
     if (this.#state === "running") this.#state = "draining";
@@ -154,20 +155,29 @@ export class Engine {
     if (this.#state !== "running") throw this.#refusal();
     const { contextLength, spec } = this.options;
     const prompt = validateRequest(request, { vocab: spec.vocab, contextLength, poolTokens: this.info.pages * this.info.pageTokens });
+    if ((request.stage || request.pull) && this.info.transfer === null) throw new EngineError("invalid", "this engine does not exchange KV with others");
     const open = new OpenRequest(this.#nextKey++, request, monotonicMs());
     this.#open.set(open.key, open);
     this.#thread.send({
       kind: "add", key: open.key, prompt, sampling: { ...request.sampling, seed: request.sampling.seed ?? randomSeed() },
       eosTokenIds: [...request.eosTokenIds], stopTokenIds: [...request.stopTokenIds], priority: request.priority ?? 0,
       cacheDomain: request.cacheDomain ?? 0n, internal: open.internal, submittedAt: open.submittedAt,
+      stage: request.stage ?? false, source: request.pull ?? null,
     });
     return open;
   }
 
   #cancel(open: OpenRequest): void {
+    this.#releaseUntold(open);
     if (open.finished !== null || open.cancelSent) return;
     open.cancelSent = true;
     this.#thread.send({ kind: "cancel", key: open.key });
+  }
+
+  #releaseUntold(open: OpenRequest): void {
+    if (open.copy === null) return;
+    this.releaseCopy(open.copy);
+    open.copy = null;
   }
 
   #refusal(): EngineError {
@@ -208,19 +218,30 @@ export class Engine {
     if (stepped) this.#onStep.emit({ stats: this.stats(), interTokenMs });
   }
 
-  #receiveStep({ stats, outputs, errors, events }: StepMessage, touched: Set<OpenRequest>, interTokenMs: number[]): void {
+  #receiveStep({ stats, outputs, errors, staged, transfers, events }: StepMessage, touched: Set<OpenRequest>, interTokenMs: number[]): void {
     const now = monotonicMs();
     this.#stats = stats;
+    // First, while the requests they belong to are known.
+    for (const note of transfers) this.#onTransfer.emit(this.#transferReport(note));
     for (const output of unpackOutputs(outputs)) {
       const open = this.#open.get(output.key);
       if (open === undefined) continue;
-      const error = errors.length === 0 ? null : (errors.find(([key]) => key === output.key)?.[1] ?? null);
-      const gap = open.receive(output, error, now);
+      const error = errors.length === 0 ? null : (errors.find(([key]) => key === output.key) ?? null);
+      const copy = staged.length === 0 ? null : (staged.find(([key]) => key === output.key)?.[1] ?? null);
+      if (copy !== null) this.#copies.set(copy, open.id);
+      const gap = open.receive(output, error && { message: error[1], refusal: error[2] }, now, copy);
+      if (open.discarded) this.#releaseUntold(open);
       if (gap !== null && !open.internal) interTokenMs.push(gap);
       touched.add(open);
       if (open.finished !== null) this.#forget(open);
     }
     if (events !== null) this.#onKvEvents.emit(unpackEvents(events));
+  }
+
+  #transferReport({ key, id, outcome, bytes, micros, detail, fallback }: TransferNote): TransferReport {
+    const requestId = (key === null ? this.#copies.get(id ?? -1n) : this.#open.get(key)?.id) ?? "";
+    if (key === null && id !== null) this.#copies.delete(id);
+    return { role: key === null ? "send" : "receive", requestId, transferId: id === null ? null : id.toString(), outcome, bytes, seconds: micros / 1e6, detail, fallback };
   }
 
   #forget(open: OpenRequest): void {

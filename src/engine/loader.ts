@@ -2,7 +2,10 @@ import type { WeightPlan } from "../config/model-spec.ts";
 import { int32Words } from "../util/words.ts";
 import { availableMemory, planMemory, totalWeightBytes, type MemoryPlan } from "./memory-plan.ts";
 import { LS_PAGE_TOKENS } from "./native/abi.gen.ts";
-import type { NativeBackend } from "./native/backend.ts";
+import { modelDigest } from "./model-digest.ts";
+import { type NativeBackend, NativeError } from "./native/backend.ts";
+import type { NativeTransfer } from "./native/transfer.ts";
+import { EngineError } from "./errors.ts";
 import { maxBatchTokens } from "./scheduler.ts";
 import { Sequence } from "./sequence.ts";
 import { StepPlan, type Row } from "./step-plan.ts";
@@ -16,7 +19,7 @@ export function planPool(options: EngineOptions): MemoryPlan {
 }
 
 /** Weights, pool and a warm-up, on an engine just created. Blocks; reports progress throughout. */
-export function loadEngine(backend: NativeBackend, options: EngineOptions, plan: MemoryPlan, plans: StepPlan, report: ReportProgress): EngineInfo {
+export function loadEngine(backend: NativeBackend, options: EngineOptions, plan: MemoryPlan, plans: StepPlan, report: ReportProgress): Omit<EngineInfo, "transfer"> {
   const started = performance.now();
   const totalBytes = totalWeightBytes(options.weights);
   const progress = (phase: LoadProgress["phase"], percent: number, bytes = totalBytes): void => report({ phase, percent, bytes, totalBytes });
@@ -46,6 +49,25 @@ export function loadEngine(backend: NativeBackend, options: EngineOptions, plan:
     memoryRule: plan.memoryRule,
     loadSeconds: (performance.now() - started) / 1000,
   };
+}
+
+/**
+ * Starts the transfer of KV, where it is asked for. Copies for other engines may take as much memory as the pool, and no more than half of
+ * what the host has free once weights and pool have their place.
+ * @throws EngineError naming the address that cannot be listened on
+ */
+export function openTransfer(backend: NativeBackend, options: EngineOptions, info: Pick<EngineInfo, "pages" | "pageBytes" | "device">): { native: NativeTransfer; capBytes: number } | null {
+  const { transfer } = options;
+  if (transfer === null) return null;
+  const poolBytes = info.pages * info.pageBytes;
+  // The pool of a CPU is host memory that is promised, and not yet used.
+  const free = availableMemory() - (info.device === "cpu" ? poolBytes : 0);
+  try {
+    return { native: backend.startTransfer(transfer, modelDigest(options.spec, options.weights)), capBytes: Math.floor(Math.min(poolBytes, Math.max(0, free) / 2)) };
+  } catch (error) {
+    if (!(error instanceof NativeError)) throw error;
+    throw new EngineError("engine", transfer.host === null ? `KV transfer: ${error.text}` : `cannot serve KV on ${transfer.host} (POD_IP, else the address of the default route): ${error.text}`);
+  }
 }
 
 /** Maps the files and places each tensor; calls back when another percent of the bytes is placed. */

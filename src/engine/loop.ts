@@ -4,17 +4,22 @@ import { EngineError } from "./errors.ts";
 import { KvManager } from "./kv-manager.ts";
 import { ls_status } from "./native/abi.gen.ts";
 import { NativeError, type NativeBackend } from "./native/backend.ts";
+import type { NativeTransfer } from "./native/transfer.ts";
+import { noteOf, type TransferNote } from "./pulls.ts";
 import { packOutputs, type Command, type EngineWorkerData, type Report } from "./protocol.ts";
 import { Scheduler, type SequenceOutput } from "./scheduler.ts";
 import { Sequence } from "./sequence.ts";
 import type { Row, StepPlan } from "./step-plan.ts";
-import type { EngineStats } from "./types.ts";
+import type { EngineStats, Refusal, TransferCounts } from "./types.ts";
 
 /** Work queued and no step possible for this long is a failure, not silence. */
 const STALL_MS = 5000;
 /** Longest sleep: commands wake the Worker at once, this only bounds every wait. */
 const SLEEP_MS = 1000;
 const STALL_RETRY_MS = 20;
+/** How soon the end of a pull is noticed by a thread that has nothing else to do, and that of a copy. */
+const PULL_POLL_MS = 1;
+const COPY_POLL_MS = 25;
 /** Plans refused one after the other for want of pages before that is a failure. */
 const MAX_REFUSALS = 16;
 
@@ -28,7 +33,15 @@ export class EngineLoop {
   readonly #events = int32Words(16384);
   /** Not yet reported: from cancels and refusals between steps. */
   #outputs: SequenceOutput[] = [];
-  #errors: [number, string][] = [];
+  #errors: [number, string, Refusal | null][] = [];
+  #staged: [number, bigint][] = [];
+  /** Ends of copies. */
+  #notes: TransferNote[] = [];
+  /** Published copies whose end has not been told. */
+  #copies = 0;
+  #counts: TransferCounts | null = null;
+  /** Running sequences when stats were told last. */
+  #toldRunning = 0;
   #step = 0;
   #stalls = 0;
   #refusals = 0;
@@ -43,9 +56,11 @@ export class EngineLoop {
     private readonly data: EngineWorkerData,
     contextLength: number,
     private readonly clock: () => number,
+    private readonly transfer: { native: NativeTransfer; capBytes: number } | null = null,
   ) {
     const { chunkedPrefillSize, maxNumSeqs, prefixCache } = data.options;
-    const kv = new KvManager(backend, { prefixCache, strict: data.checkPages });
+    const kv = new KvManager(backend, { prefixCache, strict: data.checkPages }, transfer?.native ?? null);
+    this.#counts = transfer?.native.stats() ?? null;
     this.scheduler = new Scheduler(kv, { chunkedPrefillSize, maxNumSeqs, contextLength });
   }
 
@@ -54,8 +69,13 @@ export class EngineLoop {
     for (;;) {
       const seen = Atomics.load(this.data.signal, 0);
       this.#takeCommands();
+      this.#takeTransfers();
       if (this.#stopping) break;
       const rows = this.#paused ? [] : this.scheduler.schedule();
+      for (const { sequence, refusal, message } of this.scheduler.refused.splice(0)) {
+        this.#errors.push([sequence.key, message, refusal]);
+        this.#emit({ sequence, token: null, logprob: 0, top: [], finishReason: "error" });
+      }
       if (rows.length > 0) this.#runStep(rows);
       else this.#rest(seen);
     }
@@ -89,10 +109,13 @@ export class EngineLoop {
 
   /** Nothing to run: report what is pending, then sleep until the next command. */
   #rest(seen: number): void {
-    if (this.#outputs.length > 0) this.#publish();
-    if (this.#paused) {
+    // A sequence that is pulled holds pages before any step.
+    if (this.#outputs.length + this.scheduler.pulls.notes.length + this.#notes.length > 0 || this.scheduler.running.length !== this.#toldRunning) this.#publish();
+    const { pulling } = this.scheduler;
+    const sleepMs = pulling ? PULL_POLL_MS : this.#copies > 0 ? COPY_POLL_MS : SLEEP_MS;
+    if (this.#paused || pulling) {
       this.#stalledSince = null;
-      Atomics.wait(this.data.signal, 0, seen, SLEEP_MS);
+      Atomics.wait(this.data.signal, 0, seen, sleepMs);
       return;
     }
     if (this.scheduler.hasWork) {
@@ -107,7 +130,21 @@ export class EngineLoop {
       return;
     }
     if (!this.#settled) this.#checkIdle();
-    Atomics.wait(this.data.signal, 0, seen, SLEEP_MS);
+    Atomics.wait(this.data.signal, 0, seen, sleepMs);
+  }
+
+  /** Ends of pulls and copies. Asked for only while there can be some. */
+  #takeTransfers(): void {
+    if (this.transfer === null || (this.#copies === 0 && !this.scheduler.pulling)) return;
+    for (const event of this.transfer.native.events()) {
+      if (event.slot >= 0) {
+        this.#settled = false;
+        this.scheduler.pullEnded(event);
+        continue;
+      }
+      this.#copies--;
+      this.#notes.push(noteOf(event, null, false));
+    }
   }
 
   /** Once per return to idle: nothing may hold a page. */
@@ -143,6 +180,12 @@ export class EngineLoop {
           this.#paused = command.paused;
           this.#post({ kind: "done", id: command.id });
           break;
+        case "drop":
+          this.scheduler.kv.drop(command.source);
+          break;
+        case "release":
+          this.#release(command.copy);
+          break;
         case "stop":
           this.#stopping = true;
           break;
@@ -154,32 +197,65 @@ export class EngineLoop {
     const sequence = new Sequence(command);
     this.#sequences.set(sequence.key, sequence);
     try {
+      const full = sequence.stage ? this.#fullStaging() : null;
+      if (full !== null) {
+        this.#errors.push([sequence.key, full, "overloaded"]);
+        return this.#emit({ sequence, token: null, logprob: 0, top: [], finishReason: "error" });
+      }
       this.scheduler.add(sequence);
     } catch (error) {
       if (!(error instanceof EngineError) || error.kind !== "invalid") throw error;
-      this.#errors.push([sequence.key, error.message]);
+      if (sequence.source !== null) this.scheduler.kv.drop(sequence.source);
+      this.#errors.push([sequence.key, error.message, null]);
       this.#emit({ sequence, token: null, logprob: 0, top: [], finishReason: "error" });
+    }
+  }
+
+  /** Why no prompt is taken for staging now. Copies of prompts that are queued or being computed do not count. */
+  #fullStaging(): string | null {
+    if (this.transfer === null) return null;
+    const { native, capBytes } = this.transfer;
+    const { staged, stagedBytes } = native.stats();
+    return stagedBytes < capBytes ? null : `${staged} copies of KV wait for decode workers to fetch them, ${stagedBytes} bytes of at most ${capBytes}`;
+  }
+
+  /** A copy that is gone already has been told of. */
+  #release(copy: bigint): void {
+    try {
+      this.transfer?.native.release(copy);
+    } catch (error) {
+      if (!(error instanceof NativeError) || error.status !== ls_status.LS_INVALID) throw error;
     }
   }
 
   #end(sequence: Sequence, finishReason: "cancelled" | "error", message?: string): void {
     const output = this.scheduler.abort(sequence, finishReason);
     if (output === null) return;
-    if (message !== undefined) this.#errors.push([sequence.key, message]);
+    if (message !== undefined) this.#errors.push([sequence.key, message, null]);
     this.#settled = false;
     this.#emit(output);
   }
 
   #emit(output: SequenceOutput): void {
-    if (output.finishReason !== null) this.#sequences.delete(output.sequence.key);
+    const { sequence } = output;
+    if (output.finishReason !== null) this.#sequences.delete(sequence.key);
+    if (sequence.copyId !== null) {
+      this.#copies++;
+      this.#staged.push([sequence.key, sequence.copyId]);
+    }
     this.#outputs.push(output);
   }
 
   /** One message with everything since the last one. */
   #publish(): void {
-    const report: Report = { kind: "step", stats: this.stats(), outputs: packOutputs(this.#outputs), errors: this.#errors, events: this.#takeEvents() };
+    this.#counts = this.transfer?.native.stats() ?? null;
+    this.#toldRunning = this.scheduler.running.length;
+    const transfers = [...this.#notes, ...this.scheduler.pulls.notes.splice(0)];
+    const report: Report = { kind: "step", stats: this.stats(), outputs: packOutputs(this.#outputs), errors: this.#errors, staged: this.#staged, transfers, events: this.#takeEvents() };
     this.#outputs = [];
     this.#errors = [];
+    this.#staged = [];
+    this.#notes = [];
     this.#post(report);
   }
 
@@ -197,12 +273,12 @@ export class EngineLoop {
 
   /** Internal requests are not counted as running or waiting. */
   stats(): EngineStats {
-    const { running, waiting, kv, preemptions } = this.scheduler;
+    const { running, waiting, kv, preemptions, promptTokensComputed } = this.scheduler;
     const { total, free, cached, held, evictions } = kv.counts;
     const external = (list: Sequence[]): number => list.reduce((sum, sequence) => sum + (sequence.internal ? 0 : 1), 0);
     return {
       running: external(running), waiting: external(waiting), pagesTotal: total, pagesFree: free, pagesCached: cached, pagesHeld: held,
-      steps: this.#step, preemptions, evictions, stalls: this.#stalls,
+      steps: this.#step, preemptions, evictions, stalls: this.#stalls, promptTokensComputed, transfer: this.#counts,
     };
   }
 

@@ -1,6 +1,12 @@
 import type { EngineError } from "./errors.ts";
 import type { PackedOutput } from "./protocol.ts";
-import type { FinishedRequest, GenerateRequest, StepOutput } from "./types.ts";
+import type { FinishedRequest, GenerateRequest, Refusal, StepOutput } from "./types.ts";
+
+interface RequestError {
+  message: string;
+  refusal: Refusal | null;
+}
+
 
 /**
  * One request on the main thread, between the engine's reports and its consumer. Outputs that were not taken yet (a slow consumer, or
@@ -12,6 +18,8 @@ export class OpenRequest {
   readonly internal: boolean;
   readonly #wantsLogprobs: boolean;
   readonly #promptTokens: number;
+  /** Its one token shows that the prompt is computed; whoever fetches the copy samples it again. */
+  readonly #stage: boolean;
   #completionTokens = 0;
   #cachedTokens = 0;
   #queuedMs: number | null = null;
@@ -22,6 +30,10 @@ export class OpenRequest {
   /** Set by the engine's last output. */
   finished: FinishedRequest | null = null;
   cancelSent = false;
+  /** A staged copy that no consumer has been told of. */
+  copy: bigint | null = null;
+  /** Nobody takes outputs any more. */
+  discarded = false;
 
   constructor(
     readonly key: number,
@@ -32,21 +44,22 @@ export class OpenRequest {
     this.internal = request.internal ?? false;
     this.#wantsLogprobs = request.sampling.logprobs !== null;
     this.#promptTokens = request.promptTokenIds.length;
+    this.#stage = request.stage ?? false;
   }
 
   /**
    * Takes one output of the engine in; release() hands it on. Returns the time since the token before it, in ms, where there was one.
    */
-  receive(output: PackedOutput, error: string | null, now: number): number | null {
+  receive(output: PackedOutput, error: RequestError | null, now: number, staged: bigint | null = null): number | null {
     if (this.finished !== null) return null;
     const { token, finishReason } = output;
     let interTokenMs: number | null = null;
     this.#cachedTokens = output.cachedTokens;
     this.#queuedMs ??= output.queuedMs;
     const pending = this.#open();
-    if (token !== null) {
+    if (token !== null) this.#firstTokenAt ??= now;
+    if (token !== null && !this.#stage) {
       this.#completionTokens++;
-      this.#firstTokenAt ??= now;
       if (this.#lastTokenAt !== null) interTokenMs = now - this.#lastTokenAt;
       this.#lastTokenAt = now;
       pending.tokenIds.push(token);
@@ -56,7 +69,9 @@ export class OpenRequest {
     pending.usage.cachedTokens = this.#cachedTokens;
     if (finishReason !== null) {
       if (finishReason === "stop") pending.stopTokenId = token;
-      this.#finish(pending, finishReason, finishReason === "error" ? (error ?? "the engine failed") : null, now);
+      pending.refusal = error?.refusal ?? null;
+      pending.staged = this.copy = staged;
+      this.#finish(pending, finishReason, finishReason === "error" ? (error?.message ?? "the engine failed") : null, now);
     }
     return interTokenMs;
   }
@@ -70,20 +85,14 @@ export class OpenRequest {
   /** Gives what was received to a consumer that waits for it. */
   release(): void {
     if (this.#pending !== null && this.#takers.length > 0) {
-      const output = this.#pending;
-      this.#pending = null;
-      this.#takers.shift()!.resolve(output);
+      this.#takers.shift()!.resolve(this.#hand());
     }
     if (this.finished !== null) for (const left of this.#takers.splice(0)) left.resolve(null);
   }
 
   /** The next output; null after the last. */
   take(): Promise<StepOutput | null> {
-    if (this.#pending !== null) {
-      const output = this.#pending;
-      this.#pending = null;
-      return Promise.resolve(output);
-    }
+    if (this.#pending !== null) return Promise.resolve(this.#hand());
     if (this.finished !== null) return Promise.resolve(null);
     const taker = Promise.withResolvers<StepOutput | null>();
     this.#takers.push(taker);
@@ -92,8 +101,15 @@ export class OpenRequest {
 
   /** The consumer has gone: what is queued and what still comes is dropped. */
   discard(): void {
+    this.discarded = true;
     this.#pending = null;
     for (const taker of this.#takers.splice(0)) taker.resolve(null);
+  }
+
+  #hand(): StepOutput | null {
+    const output = this.#pending;
+    this.#pending = this.copy = null;
+    return output;
   }
 
   #open(): StepOutput {

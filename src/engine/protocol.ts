@@ -3,8 +3,9 @@ import { joinU64 } from "../util/words.ts";
 import type { EngineErrorKind } from "./errors.ts";
 import { LS_PAGE_TOKENS, ls_event } from "./native/abi.gen.ts";
 import type { SequenceOutput } from "./scheduler.ts";
+import type { TransferNote } from "./pulls.ts";
 import type { SequenceInit } from "./sequence.ts";
-import type { EngineInfo, EngineOptions, EngineStats, FinishReason, KvEvent, LoadProgress } from "./types.ts";
+import type { EngineInfo, EngineOptions, EngineStats, FinishReason, KvEvent, KvSource, LoadProgress, Refusal } from "./types.ts";
 
 /** What the main thread hands to the engine Worker. */
 export interface EngineWorkerData {
@@ -24,6 +25,10 @@ export type Command =
   | { kind: "clear"; id: number }
   /** No step starts between pause and resume; sequences keep their pages, newcomers wait. */
   | { kind: "pause"; id: number; paused: boolean }
+  /** A copy of another engine that no sequence will fetch. */
+  | { kind: "drop"; source: KvSource }
+  /** A copy of this engine that nobody has been told of. */
+  | { kind: "release"; copy: bigint }
   | { kind: "stop" };
 
 /** Engine → main. At most one "step" per engine step. */
@@ -42,8 +47,11 @@ export interface StepMessage {
   stats: EngineStats;
   /** Packed by packOutputs: one array crosses the threads faster than an object per sequence. */
   outputs: Float64Array;
-  /** Texts of outputs that ended with "error". */
-  errors: [key: number, message: string][];
+  /** Texts of outputs that ended with "error", and which of them are refusals. */
+  errors: [key: number, message: string, refusal: Refusal | null][];
+  /** Copies that were offered, by the requests they belong to. */
+  staged: [key: number, copy: bigint][];
+  transfers: TransferNote[];
   /** Words of ls_events_drain. */
   events: Int32Array | null;
 }

@@ -1,9 +1,13 @@
 import { EngineError } from "./errors.ts";
 import { newPages, pagesFor, type KvManager } from "./kv-manager.ts";
 import { LS_PAGE_TOKENS } from "./native/abi.gen.ts";
-import { byRank, type Sequence } from "./sequence.ts";
-import type { Row, RowResult, StepResult } from "./step-plan.ts";
+import type { NativeTransferEvent } from "./native/transfer.ts";
+import { Pulls, type Refused } from "./pulls.ts";
+import { insertByRank, type Sequence, type SequenceOutput } from "./sequence.ts";
+import type { Row, StepResult } from "./step-plan.ts";
 import type { FinishReason } from "./types.ts";
+
+export type { SequenceOutput } from "./sequence.ts";
 
 export interface SchedulerOptions {
   /** Token budget of a step. */
@@ -11,15 +15,6 @@ export interface SchedulerOptions {
   maxNumSeqs: number;
   /** Tokens a sequence may hold. */
   contextLength: number;
-}
-
-/** What happened to one sequence: a new token, its end, or both. */
-export interface SequenceOutput {
-  sequence: Sequence;
-  token: number | null;
-  logprob: number;
-  top: RowResult["top"];
-  finishReason: FinishReason | null;
 }
 
 /** Tokens that prefills get in every step, however many sequences decode. */
@@ -41,6 +36,9 @@ export function maxBatchTokens(options: Pick<SchedulerOptions, "chunkedPrefillSi
  *    holds back all behind it, so a large request is never overtaken for ever.
  * 3. What is left of the token budget goes to prefills, by priority, then fewest tokens left first, so that a short prompt does not
  *    wait for a long one. Against starvation the prefill of highest rank (the oldest) is sure of half.
+ *
+ * A sequence whose KV is pulled from another engine holds slot and pages from its admission and takes no row until they have come.
+ * Nothing waits for it. When there are no pages for it, or its pull fails, it becomes an ordinary prompt.
  */
 export class Scheduler {
   /** By rank. */
@@ -48,6 +46,11 @@ export class Scheduler {
   /** By rank. */
   readonly waiting: Sequence[] = [];
   preemptions = 0;
+  /** Prompt tokens that steps have computed; internal sequences excluded. */
+  promptTokensComputed = 0;
+  /** Sequences that were refused instead of admitted, since they were taken last. */
+  readonly refused: Refused[] = [];
+  readonly pulls: Pulls;
   #arrivals = 0;
   /** The waiting sequence that did not fit, and the release count then. */
   #blocked: { sequence: Sequence; releases: number } | null = null;
@@ -57,10 +60,16 @@ export class Scheduler {
   constructor(
     readonly kv: KvManager,
     private readonly options: SchedulerOptions,
-  ) {}
+  ) {
+    this.pulls = new Pulls(kv);
+  }
 
   get hasWork(): boolean {
     return this.running.length + this.waiting.length > 0;
+  }
+  /** Some sequence waits for pages to arrive: having no step to run is no stall. */
+  get pulling(): boolean {
+    return this.running.some((sequence) => sequence.pulling);
   }
   /** Pages that the step returned by the last schedule() takes. */
   get plannedPages(): number {
@@ -87,13 +96,13 @@ export class Scheduler {
       if (this.preemptions === before) this.#admit();
       this.#addPrefills(rows);
       // Two or more running prefills may hold the pages that each of them needs; a sequence alone always fits.
-      if (rows.length > 0 || this.running.length <= 1) return rows;
+      if (rows.length > 0 || this.running.length <= 1 || this.pulling) return rows;
       this.preemptLast();
     }
   }
 
   #addDecodes(rows: Row[]): void {
-    for (const sequence of this.running.filter((candidate) => candidate.pending === 1)) {
+    for (const sequence of this.running.filter((candidate) => candidate.pending === 1 && !candidate.pulling)) {
       // The last of the running ranks at or below this one, so no planned row is ever preempted.
       while (sequence.status === "running" && newPages(sequence.numComputed, 1) > this.#free) this.preemptLast();
       if (sequence.status === "running") this.#addRow(rows, sequence, 1);
@@ -105,7 +114,7 @@ export class Scheduler {
     const budget = Math.max(chunkedPrefillSize - rows.length, prefillFloor(chunkedPrefillSize));
     // Includes a newcomer whose cached prefix leaves a single token: it was admitted after the decodes were planned.
     const planned = new Set(rows.map((row) => row.sequence));
-    const prefills = this.running.filter((sequence) => !planned.has(sequence));
+    const prefills = this.running.filter((sequence) => !planned.has(sequence) && !sequence.pulling);
     const oldest = prefills[0];
     if (oldest === undefined) return;
     let left = budget;
@@ -126,6 +135,10 @@ export class Scheduler {
     this.#planned += newPages(start, length);
   }
 
+  /** Pages that running sequences still need for the tokens they have. */
+  get #claimed(): number {
+    return this.running.reduce((sum, other) => sum + newPages(other.numComputed, other.pending), 0);
+  }
   get #free(): number {
     return this.kv.available - this.#planned;
   }
@@ -140,18 +153,58 @@ export class Scheduler {
       if (sequence === undefined) return;
       const alone = this.running.length === 0;
       if (!alone && this.#blocked?.sequence === sequence && this.#blocked.releases === this.kv.releases) return;
+      if (sequence.source !== null && this.#admitPull(sequence, alone)) continue;
       this.kv.open(sequence);
       if (!alone && !this.#fits(sequence)) {
         this.kv.close(sequence);
         this.#blocked = { sequence, releases: this.kv.releases };
         return;
       }
-      this.#blocked = null;
-      this.waiting.shift();
-      sequence.status = "running";
-      if (sequence.preemptions === 0) sequence.numCached = sequence.numAttached;
-      insertByRank(this.running, sequence);
+      if (sequence.stage && !this.kv.stage(sequence)) {
+        this.kv.close(sequence);
+        this.#refuse(sequence, "overloaded", `no host memory for a copy of the KV of ${sequence.promptLength} tokens`);
+        continue;
+      }
+      this.#start(sequence, sequence.numAttached);
     }
+  }
+
+  /** Moves an opened sequence from the head of the queue to the running ones. */
+  #start(sequence: Sequence, cached: number): void {
+    this.#blocked = null;
+    this.waiting.shift();
+    sequence.status = "running";
+    if (!sequence.counted) sequence.numCached = cached;
+    sequence.counted = true;
+    insertByRank(this.running, sequence);
+  }
+
+  /** @returns false when the sequence is an ordinary prompt now, still at the head of the queue */
+  #admitPull(sequence: Sequence, alone: boolean): boolean {
+    const opened = this.pulls.open(sequence, () => alone || this.#fitsPulled(sequence));
+    if (opened === true) this.#start(sequence, sequence.pulling ? sequence.numAttached : sequence.promptLength - 1);
+    else if (opened !== false) this.#refuse(sequence, "layout", opened.differs);
+    return opened !== false;
+  }
+
+  /** Ends the head of the queue. */
+  #refuse(sequence: Sequence, refusal: Refused["refusal"], message: string): void {
+    this.#finish(sequence, "error");
+    this.refused.push({ sequence, refusal, message });
+  }
+
+  /** Takes the end of a pull in: the sequence can be computed now, or is an ordinary prompt that waits in its old place. */
+  pullEnded(event: NativeTransferEvent): void {
+    const sequence = this.running.find((candidate) => candidate.pulling && candidate.slot === event.slot);
+    if (sequence !== undefined && !this.pulls.ended(sequence, event)) this.#giveUp(sequence);
+  }
+
+  #giveUp(sequence: Sequence): void {
+    this.running.splice(this.running.indexOf(sequence), 1);
+    this.kv.close(sequence);
+    sequence.counted = false;
+    sequence.status = "waiting";
+    insertByRank(this.waiting, sequence);
   }
 
   /**
@@ -162,24 +215,37 @@ export class Scheduler {
     const probe = this.waiting[0];
     const last = this.running.at(-1);
     if (probe === undefined || !probe.internal || last === undefined || last.internal) return;
-    const pages = this.running.reduce((sum, other) => sum + newPages(other.numComputed, other.pending), newPages(0, probe.numTokens));
+    const pages = this.#claimed + newPages(0, probe.numTokens);
     if (this.running.length >= this.options.maxNumSeqs || pages + this.running.length > this.kv.available) this.preemptLast();
   }
 
   /** Pages for all its tokens, beside those that running sequences still claim for theirs, and one spare for each to decode into. */
   #fits(sequence: Sequence): boolean {
-    const claimed = this.running.reduce((sum, other) => sum + newPages(other.numComputed, other.pending), 0);
-    return claimed + newPages(sequence.numComputed, sequence.pending) + this.running.length <= this.kv.available;
+    return this.#claimed + newPages(sequence.numComputed, sequence.pending) + this.running.length <= this.kv.available;
+  }
+
+  /** As #fits, for a sequence that is not open yet. What the prefix cache has of it is looked up only when it decides. */
+  #fitsPulled(sequence: Sequence): boolean {
+    if (this.#claimed + pagesFor(sequence.numTokens) + this.running.length <= this.kv.available) return true;
+    this.kv.open(sequence);
+    const fits = this.#fits(sequence);
+    this.kv.close(sequence);
+    return fits;
   }
 
   /** Closes the running sequence of lowest rank into the prefix cache; it waits again, in its old place. */
   preemptLast(): void {
-    const sequence = this.running.pop();
+    const sequence = this.running.at(-1);
     if (sequence === undefined) return;
-    this.kv.close(sequence);
-    sequence.status = "waiting";
     sequence.preemptions++;
     this.preemptions++;
+    if (sequence.pulling) {
+      this.pulls.preempted(sequence);
+      return this.#giveUp(sequence);
+    }
+    this.running.pop();
+    this.kv.close(sequence);
+    sequence.status = "waiting";
     insertByRank(this.waiting, sequence);
   }
 
@@ -188,12 +254,13 @@ export class Scheduler {
     if (result.rows.length !== rows.length) throw new EngineError("engine", `step result has ${result.rows.length} rows, the plan had ${rows.length}`);
     this.kv.settle(result, rows.reduce((sum, row) => sum + newPages(row.start, row.length), 0));
     const outputs: SequenceOutput[] = [];
-    rows.forEach(({ sequence, length, sample }, index) => {
+    rows.forEach(({ sequence, start, length, sample }, index) => {
       const { slot, token, logprob, top } = result.rows[index]!;
       if (slot !== sequence.slot || (token !== null) !== sample) {
         throw new EngineError("engine", `step result row ${index}: slot ${slot}, ${token === null ? "no token" : "a token"}; expected slot ${sequence.slot}, ${sample ? "a token" : "no token"}`);
       }
       sequence.numComputed += length;
+      if (!sequence.internal) this.promptTokensComputed += Math.max(0, Math.min(start + length, sequence.promptLength) - start);
       if (token === null) return;
       sequence.append(token);
       const finishReason = this.#finishReason(sequence, token);
@@ -204,6 +271,7 @@ export class Scheduler {
   }
 
   #finishReason(sequence: Sequence, token: number): FinishReason | null {
+    if (sequence.stage) return "length";
     if (sequence.endsWith(token)) return "stop";
     const { maxTokens } = sequence.sampling;
     if (maxTokens !== null && sequence.numGenerated >= maxTokens) return "length";
@@ -220,20 +288,13 @@ export class Scheduler {
   #finish(sequence: Sequence, finishReason: FinishReason): void {
     const list = sequence.status === "running" ? this.running : this.waiting;
     list.splice(list.indexOf(sequence), 1);
-    if (sequence.status === "running") this.kv.close(sequence);
+    if (sequence.status === "running") {
+      // A pull that is under way is dropped with its sequence.
+      if (sequence.stage && finishReason === "length") this.kv.publish(sequence);
+      this.kv.close(sequence);
+    } else if (sequence.source !== null) this.kv.drop(sequence.source);
+    sequence.source = null;
     sequence.status = "finished";
     sequence.finishReason = finishReason;
   }
-}
-
-/** Keeps the list by rank; newcomers usually go last. */
-function insertByRank(list: Sequence[], sequence: Sequence): void {
-  let low = 0;
-  let high = list.length;
-  while (low < high) {
-    const middle = (low + high) >>> 1;
-    if (byRank(list[middle]!, sequence) <= 0) low = middle + 1;
-    else high = middle;
-  }
-  list.splice(low, 0, sequence);
 }

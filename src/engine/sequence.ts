@@ -1,5 +1,6 @@
 import { int32Words, splitU64 } from "../util/words.ts";
-import type { FinishReason, SamplingParams } from "./types.ts";
+import type { RowResult } from "./step-plan.ts";
+import type { FinishReason, KvSource, SamplingParams } from "./types.ts";
 
 export type SequenceStatus = "waiting" | "running" | "finished";
 
@@ -16,6 +17,10 @@ export interface SequenceInit {
   internal: boolean;
   /** When the caller handed it in; ms of the loop's clock. */
   submittedAt: number;
+  /** Ends at its first token; a copy of the prompt's KV is kept for another engine. */
+  stage?: boolean;
+  /** A copy of the prompt's KV that another engine keeps. */
+  source?: KvSource | null;
 }
 
 /**
@@ -25,6 +30,7 @@ export interface SequenceInit {
  *
  * There is no prefill or decode phase: a step computes the next chunk of [numComputed, numTokens), and the chunk that reaches
  * numTokens samples one more token. A preempted sequence keeps its tokens and starts again from what the cache still has.
+ * Of a sequence that is pulled, all but the last token count as computed from its opening; no step may touch it until they have come.
  */
 export class Sequence {
   readonly key: number;
@@ -46,8 +52,22 @@ export class Sequence {
   numComputed = 0;
   /** Tokens whose pages came from the prefix cache at the last opening. */
   numAttached = 0;
-  /** Prompt tokens found in the prefix cache at the first admission. */
+  /** Prompt tokens that were not computed at the first admission: found in the prefix cache, or pulled. */
   numCached = 0;
+  /** numCached is settled. */
+  counted = false;
+  readonly stage: boolean;
+  /** Where the prompt's KV waits; null once it was fetched, or is not to be. */
+  source: KvSource | null;
+  /** Holds a slot and pages that a transfer fills: it cannot be computed yet. */
+  pulling = false;
+  /**
+   * Shares nothing with the prefix cache, in neither direction. An id of a copy works once: who brings one again learns nothing from it,
+   * nor from what the cache holds, and the prompt is computed whole.
+   */
+  isolated = false;
+  /** Of the staged copy, when it is offered. */
+  copyId: bigint | null = null;
   preemptions = 0;
   /** When it was first part of a step; null before. ms of the loop's clock. */
   admittedAt: number | null = null;
@@ -64,6 +84,8 @@ export class Sequence {
     this.cacheDomain = init.cacheDomain;
     this.internal = init.internal;
     this.submittedAt = init.submittedAt;
+    this.stage = init.stage ?? false;
+    this.source = init.source ?? null;
     this.#eos = init.sampling.ignoreEos ? [] : init.eosTokenIds;
     this.#stops = init.stopTokenIds;
     this.#tokens = int32Words(Math.max(64, init.prompt.length + 16));
@@ -96,7 +118,28 @@ export class Sequence {
   }
 }
 
+/** What happened to one sequence: a new token, its end, or both. */
+export interface SequenceOutput {
+  sequence: Sequence;
+  token: number | null;
+  logprob: number;
+  top: RowResult["top"];
+  finishReason: FinishReason | null;
+}
+
 /** Who runs first: higher priority, then earlier arrival. Negative when a goes before b. */
 export function byRank(a: Sequence, b: Sequence): number {
   return b.priority - a.priority || a.arrival - b.arrival;
+}
+
+/** Keeps the list by rank; newcomers usually go last. */
+export function insertByRank(list: Sequence[], sequence: Sequence): void {
+  let low = 0;
+  let high = list.length;
+  while (low < high) {
+    const middle = (low + high) >>> 1;
+    if (byRank(list[middle]!, sequence) <= 0) low = middle + 1;
+    else high = middle;
+  }
+  list.splice(low, 0, sequence);
 }

@@ -32,6 +32,21 @@ export interface GenerateRequest {
   cacheDomain?: bigint;
   /** Warm-up and health checks: not counted in metrics, pages never enter the prefix cache. */
   internal?: boolean;
+  /** Prefill role: compute the prompt, keep a copy of its KV for another engine to fetch, end. The last output has `staged`. */
+  stage?: boolean;
+  /** Decode role: take the prompt's KV from there instead of computing it; whatever fails, the prompt is computed here. */
+  pull?: KvSource | null;
+}
+
+/** Where a staged copy of a prompt's KV can be fetched, once. */
+export interface KvSource {
+  /** Numeric address. */
+  host: string;
+  port: number;
+  /** 64 bits. */
+  id: bigint;
+  /** The sender's layout, as its engine describes it. */
+  layout: Uint8Array;
 }
 
 export interface TokenLogprob {
@@ -44,7 +59,7 @@ export interface TokenLogprob {
 export interface Usage {
   promptTokens: number;
   completionTokens: number;
-  /** Prompt tokens that were not computed: prefix-cache hits at admission. */
+  /** Prompt tokens that were not computed: prefix-cache hits at admission, and what was pulled. */
   cachedTokens: number;
 }
 
@@ -59,6 +74,65 @@ export interface StepOutput {
   usage: Usage;
   /** Set with finishReason "error". */
   error: string | null;
+  /** With finishReason "error": a refusal that is no fault of the engine. */
+  refusal?: Refusal | null;
+  /** With the last output of a request with `stage`: the id of the copy. */
+  staged?: bigint | null;
+}
+
+/** overloaded: staged copies have reached their cap · layout: the KV of the other engine does not fit this one */
+export type Refusal = "overloaded" | "layout";
+
+/** How a transfer ended; the last four before it began. */
+export type TransferOutcome =
+  | "done" | "refused" | "unknown" | "used" | "expired" | "dropped" | "reset" | "timeout" | "corrupt" | "no_route" | "auth"
+  | "prompt" | "handoff" | "no_pages" | "preempted";
+
+/** One per staged copy and per pull, when it has ended. */
+export interface TransferReport {
+  role: "send" | "receive";
+  requestId: string;
+  /** Decimal; null when the hand-off could not be read. */
+  transferId: string | null;
+  outcome: TransferOutcome;
+  /** Of KV. */
+  bytes: number;
+  /** Of a pull from its beginning, of a copy from its publication. */
+  seconds: number;
+  /** Words for people; empty when all went well. */
+  detail: string;
+  /** The prompt is computed here instead. */
+  fallback: boolean;
+}
+
+/** Gauges of the transfer of KV. */
+export interface TransferCounts {
+  /** Copies that wait to be fetched or are being sent, and their host memory. */
+  staged: number;
+  stagedBytes: number;
+  /** Copies of prompts that are being computed. */
+  filling: number;
+  fillingBytes: number;
+  /** Pulls under way. */
+  pulls: number;
+}
+
+export interface TransferOptions {
+  /** Numeric address of the listener; null = this engine only pulls. */
+  host: string | null;
+  /** How long a staged copy waits to be fetched. */
+  holdMs: number;
+  /** Pre-shared key, 16 to 64 bytes; null = transfers are neither authenticated nor encrypted. */
+  key: Uint8Array | null;
+}
+
+export interface TransferInfo {
+  /** Of the listener; 0 = none. */
+  port: number;
+  /** Travels with the hand-off of a copy. */
+  layout: Uint8Array;
+  /** Staged bytes from which new prompts are refused. */
+  capBytes: number;
 }
 
 /** A snapshot after a step; counters are since start. */
@@ -74,6 +148,10 @@ export interface EngineStats {
   evictions: number;
   /** Times that work was queued and no step was possible for 5 s; each one is also a failure. */
   stalls: number;
+  /** Prompt tokens computed here; neither cached nor pulled. Internal requests excluded. */
+  promptTokensComputed: number;
+  /** null = this engine does not transfer KV. */
+  transfer: TransferCounts | null;
 }
 
 /** One per request, after its last output. Times in milliseconds; null = that moment never came. */
@@ -138,6 +216,8 @@ export interface EngineOptions {
   prefixCache: boolean;
   /** 0 = one per core. */
   threads: number;
+  /** null = KV does not leave or enter. */
+  transfer: TransferOptions | null;
 }
 
 export interface EngineInfo {
@@ -157,4 +237,5 @@ export interface EngineInfo {
   /** Words for people: how the pool size came about. */
   memoryRule: string;
   loadSeconds: number;
+  transfer: TransferInfo | null;
 }

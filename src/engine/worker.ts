@@ -1,7 +1,7 @@
 import { receiveMessageOnPort, workerData } from "node:worker_threads";
 import { monotonicMs } from "../util/clock.ts";
 import { EngineError } from "./errors.ts";
-import { loadEngine, planPool } from "./loader.ts";
+import { loadEngine, openTransfer, planPool } from "./loader.ts";
 import { EngineLoop } from "./loop.ts";
 import type { NativeBackend } from "./native/backend.ts";
 import { FfiBackend } from "./native/ffi-backend.ts";
@@ -26,8 +26,10 @@ export function runEngineWorker(createBackend: CreateBackend = (options, batchTo
     const pool = planPool(options);
     const created = (backend = createBackend(options, maxBatchTokens(options)));
     const plan = new StepPlan(options.maxNumSeqs, maxBatchTokens(options));
-    const info = loadEngine(created, options, pool, plan, (progress) => post({ kind: "progress", progress, handle: created.handle }));
-    loop = new EngineLoop(created, plan, data, info.contextLength, monotonicMs);
+    const loaded = loadEngine(created, options, pool, plan, (progress) => post({ kind: "progress", progress, handle: created.handle }));
+    const transfer = openTransfer(created, options, loaded);
+    const info = { ...loaded, transfer: transfer && { port: transfer.native.port, layout: transfer.native.layout(), capBytes: transfer.capBytes } };
+    loop = new EngineLoop(created, plan, data, info.contextLength, monotonicMs, transfer);
     post({ kind: "ready", info, stats: loop.stats() });
     loop.run();
   } catch (error) {

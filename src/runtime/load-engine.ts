@@ -2,7 +2,7 @@ import { basename } from "node:path";
 import type { EngineConfig } from "../config/engine-config.ts";
 import { Engine } from "../engine/engine.ts";
 import { EngineError } from "../engine/errors.ts";
-import type { EngineInfo, EngineOptions } from "../engine/types.ts";
+import type { EngineInfo, EngineOptions, TransferOptions } from "../engine/types.ts";
 import { deviceInfo, openLibrary } from "../engine/native/ffi-backend.ts";
 import { findLibrary } from "../engine/native/library.ts";
 import { openModel } from "../model/model.ts";
@@ -44,9 +44,10 @@ export const openConfiguredModel = (config: EngineConfig): Promise<LoadedModel> 
 /**
  * Starts the engine for a model: checks limits, loads weights, warms up. Shared by both subcommands.
  * @param opened a model that was opened before, so that names are known while weights load
+ * @param transfer how KV is exchanged with other engines; null = not at all
  * @throws ModelError, EngineError
  */
-export async function loadEngine(config: EngineConfig, opened?: LoadedModel): Promise<LoadedEngine> {
+export async function loadEngine(config: EngineConfig, opened?: LoadedModel, transfer: TransferOptions | null = null): Promise<LoadedEngine> {
   const log = logger("layerscale::load");
   const model = opened ?? (await openConfiguredModel(config));
   const wanted = Math.min(model.spec.maxContext, config.ctx ?? Infinity, config.licenseMaxCtx ?? Infinity);
@@ -66,12 +67,14 @@ export async function loadEngine(config: EngineConfig, opened?: LoadedModel): Pr
     kvCacheDtype: config.kvCacheDtype === "auto" ? "f32" : config.kvCacheDtype,
     prefixCache: config.prefixCache,
     threads: 0,
+    transfer,
   };
   const [engine, tokenizer] = await Promise.all([
     Engine.start(options),
     Promise.resolve().then(() => Tokenizer.create(model.assets.tokenizerJson, model.assets.tokenizerConfig)),
   ]);
-  log.info("engine ready", { ...engine.info, model: model.name, format: model.format, dtype: model.dtype });
+  const { transfer: exchange, ...info } = engine.info;
+  log.info("engine ready", { ...info, ...(exchange && { transferPort: exchange.port, transferCapBytes: exchange.capBytes }), model: model.name, format: model.format, dtype: model.dtype });
   return {
     engine, model, tokenizer, contextLength: engine.info.contextLength, servedName: servedModelName(config, model),
     weights: weightSource(options, engine.info, model),

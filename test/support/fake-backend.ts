@@ -3,6 +3,8 @@ import {
   LS_PAGE_TOKENS as PAGE, LS_PLAN_HEADER_WORDS, LS_PLAN_ROW_WORDS, LS_RESULT_HEADER_WORDS, LS_ROW_SAMPLE, ls_event, ls_status,
 } from "../../src/engine/native/abi.gen.ts";
 import { NativeError, type DeviceInfo, type NativeBackend, type PoolCounts } from "../../src/engine/native/backend.ts";
+import type { TransferOptions } from "../../src/engine/types.ts";
+import { FakeTransfer } from "./fake-transfer.ts";
 import { floatToWord, splitU64 } from "../../src/util/words.ts";
 
 export interface FakeOptions {
@@ -43,6 +45,7 @@ export class FakeBackend implements NativeBackend {
   readonly handle = null;
   readonly tensors: WeightTensor[] = [];
   destroyed = false;
+  transfer: FakeTransfer | null = null;
   #pages: Page[] = [];
   readonly #free: number[] = [];
   readonly #roots = new Map<bigint, Set<number>>();
@@ -105,6 +108,7 @@ export class FakeBackend implements NativeBackend {
 
   closeSequence(slot: number, commit: number): void {
     const sequence = this.#slot(slot, "ls_seq_close");
+    this.transfer?.closed(slot);
     this.#sequences.delete(slot);
     const full = Math.floor(Math.min(commit, sequence.computed) / PAGE);
     let parent: number | null = null;
@@ -195,6 +199,10 @@ export class FakeBackend implements NativeBackend {
     return at;
   }
 
+  startTransfer(transfer: TransferOptions, modelDigest: Uint8Array): FakeTransfer {
+    return (this.transfer = new FakeTransfer(this, transfer, modelDigest));
+  }
+
   destroy(): void {
     this.destroyed = true;
   }
@@ -204,6 +212,29 @@ export class FakeBackend implements NativeBackend {
     let roots = this.#roots.get(domain);
     if (roots === undefined) this.#roots.set(domain, (roots = new Set()));
     return roots;
+  }
+
+  /** Tokens of positions [0, computed) of an open sequence: what a copy of its KV is here. */
+  contentOf(slot: number): number[] {
+    return this.#slot(slot, "contentOf").pages.flatMap((page) => this.#pages[page]!.tokens);
+  }
+
+  /** Takes pages for positions up to `until` of an open sequence; they hold nothing yet. */
+  reserve(slot: number, until: number): void {
+    const sequence = this.#slot(slot, "reserve");
+    const { free, cached } = this.poolStats();
+    if (Math.ceil(until / PAGE) - sequence.pages.length > free + cached) throw this.#error(ls_status.LS_NO_PAGES, "ls_seq_open_pull", "no pages");
+    while (sequence.pages.length * PAGE < until) {
+      const page = this.#free.pop() ?? this.#evict();
+      this.#pages[page] = { tokens: [], refs: 1, node: null };
+      sequence.pages.push(page);
+    }
+  }
+
+  /** Writes positions [computed, content.length) into reserved pages. */
+  fill(slot: number, content: readonly number[]): void {
+    const sequence = this.#slot(slot, "fill");
+    for (; sequence.computed < content.length; sequence.computed++) this.#pages[sequence.pages[Math.floor(sequence.computed / PAGE)]!]!.tokens[sequence.computed % PAGE] = content[sequence.computed]!;
   }
 
   /** Leading tokens that some page behind the attached ones shares with the prompt, when there is a page to copy them to. */

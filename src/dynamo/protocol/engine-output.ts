@@ -9,6 +9,8 @@ export interface EngineOutput {
   log_probs?: number[];
   top_logprobs?: TopLogprob[][];
   completion_usage?: CompletionUsage;
+  /** Of a prefill worker: where the KV waits. The frontend passes it to a decode worker as it is. */
+  disaggregated_params?: Record<string, unknown>;
 }
 interface TopLogprob {
   rank: number;

@@ -88,7 +88,8 @@ export async function modelCard(input: CardInput): Promise<ModelCard> {
       exclude_tools_when_tool_choice_none: options.excludeToolsWhenToolChoiceNone,
       data_parallel_start_rank: 0,
       data_parallel_size: 1,
-      enable_local_indexer: input.publishesKvEvents,
+      // As Dynamo's own decode workers: routers place the decode part by load, and need no index of what they hold.
+      enable_local_indexer: input.publishesKvEvents && options.disaggregationMode !== "decode",
       kv_event_publishing_enabled: input.publishesKvEvents,
       enable_eagle: false,
       ...(input.stableRoutingId === null ? {} : { stable_routing_id: input.stableRoutingId }),

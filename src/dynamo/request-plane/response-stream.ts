@@ -75,19 +75,29 @@ export class ResponseStream {
     return this.#reason === null;
   }
 
-  /** Sends the final marker and the sentinel, closes, and waits (bounded) until the bytes are out. */
+  /**
+   * Sends the final marker and the sentinel, closes, and waits (bounded) until the bytes are out. The connection itself may linger: a peer
+   * that is slow to close holds no request, and its late word must not meet a closed socket, which would take back what it has not read.
+   */
   async finish(finalItem: Uint8Array): Promise<void> {
     if (this.#reason !== null) return this.destroy();
     this.#finished = true;
-    const closed = new Promise<void>((resolve) => this.#socket.once("close", () => resolve()));
-    this.#socket.end(Buffer.concat([encodeTwoPart(null, finalItem), SENTINEL]));
-    const timer = setTimeout(() => this.#socket.destroy(), CLOSE_TIMEOUT_MS);
-    await closed;
-    clearTimeout(timer);
+    const socket = this.#socket;
+    const timer = setTimeout(() => socket.destroy(), CLOSE_TIMEOUT_MS);
+    const out = new Promise<void>((resolve) => {
+      socket.once("finish", resolve);
+      socket.once("close", () => {
+        clearTimeout(timer);
+        resolve();
+      });
+    });
+    socket.end(Buffer.concat([encodeTwoPart(null, finalItem), SENTINEL]));
+    await out;
   }
 
+  /** Ends the connection at once, unless it is finished and closes by itself. */
   destroy(): void {
-    this.#socket.destroy();
+    if (!this.#finished) this.#socket.destroy();
   }
 
   #control(word: string): void {

@@ -63,6 +63,8 @@ export class WorkHandler {
     /** Called for each request that is turned away, for want of room or because the worker stops. */
     readonly onReject: (why: "capacity" | "closed") => void = () => {},
     readonly limit = MAX_IN_FLIGHT,
+    /** Called with the body of each request that was addressed to this worker and whose work never began; null = of no interest. */
+    readonly onAbandoned: ((body: unknown) => void) | null = null,
   ) {}
 
   get inFlight(): number {
@@ -73,10 +75,12 @@ export class WorkHandler {
   accept = (request: IncomingRequest): { refused: string } | void => {
     if (this.#refusal !== null) {
       this.onReject("closed");
+      this.#abandon(request);
       return { refused: this.#refusal };
     }
     if (this.#running.size >= this.limit) {
       this.onReject("capacity");
+      this.#abandon(request);
       return { refused: `worker at capacity, ${this.limit} requests in work` };
     }
     this.metrics.received(request.bytes, transitSeconds(request.headers));
@@ -132,6 +136,7 @@ export class WorkHandler {
       stream = await request.answer();
     } catch (error) {
       this.metrics.failed("response_stream");
+      this.#abandon(request);
       log.warn("cannot reach the frontend for an answer", { ...fieldsOf(request), host: control.target.host, port: control.target.port, error });
       return;
     }
@@ -148,6 +153,15 @@ export class WorkHandler {
     }
   }
 
+  #abandon({ control, body }: IncomingRequest): void {
+    if (this.onAbandoned === null) return;
+    try {
+      this.onAbandoned(control.codec.decode(body));
+    } catch (error) {
+      log.debug("body of an abandoned request could not be read", { requestId: control.id, error });
+    }
+  }
+
   async #answer(request: IncomingRequest, stream: ResponseStream, signal: AbortSignal): Promise<void> {
     const { control } = request;
     const send = (item: unknown) => {
@@ -157,7 +171,7 @@ export class WorkHandler {
     };
     let failure: ProtocolError | null = null;
     // A client may have left before its answer was opened.
-    if (stream.cancelled !== null) return;
+    if (stream.cancelled !== null) return this.#abandon(request);
     try {
       let body: unknown;
       try {

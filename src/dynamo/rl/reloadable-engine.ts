@@ -1,9 +1,9 @@
 import { EngineError } from "../../engine/errors.ts";
-import type { EngineInfo, EngineStats, GenerateRequest, KvEvent, StepOutput } from "../../engine/types.ts";
+import type { EngineInfo, EngineStats, GenerateRequest, KvEvent, KvSource, StepOutput, TransferReport } from "../../engine/types.ts";
 import type { FinishedSample, StepSample } from "../../telemetry/metrics.ts";
 import type { ControlledEngine } from "../worker-engine.ts";
 
-type Counters = Pick<EngineStats, "steps" | "preemptions" | "evictions" | "stalls">;
+type Counters = Pick<EngineStats, "steps" | "preemptions" | "evictions" | "stalls" | "promptTokensComputed">;
 
 /**
  * An engine whose weights can be exchanged. Listeners, counters and limits outlive an exchange; while it lasts, requests wait. Weights
@@ -14,11 +14,12 @@ export class ReloadableEngine implements ControlledEngine {
   readonly #finish = new Set<(request: FinishedSample) => void>();
   readonly #step = new Set<(step: StepSample) => void>();
   readonly #kv = new Set<(events: KvEvent[]) => void>();
+  readonly #transfer = new Set<(report: TransferReport) => void>();
   readonly #failure = new Set<(error: EngineError) => void>();
   #failed: EngineError | null = null;
   #undo: (() => void)[] = [];
   /** Of the engines before this one. */
-  #past: Counters = { steps: 0, preemptions: 0, evictions: 0, stalls: 0 };
+  #past: Counters = { steps: 0, preemptions: 0, evictions: 0, stalls: 0, promptTokensComputed: 0 };
   #exchange: Promise<void> | null = null;
   #stopped = false;
 
@@ -38,6 +39,7 @@ export class ReloadableEngine implements ControlledEngine {
   onFinish = (listener: (request: FinishedSample) => void) => add(this.#finish, listener);
   onStep = (listener: (step: StepSample) => void) => add(this.#step, listener);
   onKvEvents = (listener: (events: KvEvent[]) => void) => add(this.#kv, listener);
+  onTransfer = (listener: (report: TransferReport) => void) => add(this.#transfer, listener);
   onFailure = (listener: (error: EngineError) => void) => {
     if (this.#failed !== null) listener(this.#failed);
     return add(this.#failure, listener);
@@ -54,6 +56,12 @@ export class ReloadableEngine implements ControlledEngine {
   }
   clearCache(): Promise<void> {
     return this.#inner.clearCache();
+  }
+  dropCopy(source: KvSource): void {
+    this.#inner.dropCopy(source);
+  }
+  releaseCopy(copy: bigint): void {
+    this.#inner.releaseCopy(copy);
   }
   drain(timeoutMs: number): Promise<boolean> {
     return this.#inner.drain(timeoutMs);
@@ -75,8 +83,8 @@ export class ReloadableEngine implements ControlledEngine {
     try {
       for (const undo of this.#undo.splice(0)) undo();
       await this.#inner.stop();
-      const { steps, preemptions, evictions, stalls } = this.stats();
-      this.#past = { steps, preemptions, evictions, stalls };
+      const { steps, preemptions, evictions, stalls, promptTokensComputed } = this.stats();
+      this.#past = { steps, preemptions, evictions, stalls, promptTokensComputed };
       let problem: unknown = null;
       const next = await load().catch((error: unknown) => {
         problem = error;
@@ -114,6 +122,7 @@ export class ReloadableEngine implements ControlledEngine {
       inner.onFinish((request) => this.#finish.forEach((listener) => listener(request))),
       inner.onStep((step) => this.#step.forEach((listener) => listener({ ...step, stats: this.stats() }))),
       inner.onKvEvents((events) => this.#kv.forEach((listener) => listener(events))),
+      inner.onTransfer((report) => this.#transfer.forEach((listener) => listener(report))),
       inner.onFailure((error) => this.#fail(error)),
     ];
   }

@@ -1,6 +1,6 @@
 // Generated from native/layerscale.h by scripts/abi-gen.ts. Do not edit: run `bun scripts/abi-gen.ts`.
 
-export const LS_ABI_VERSION = 2;
+export const LS_ABI_VERSION = 3;
 export const LS_PAGE_TOKENS = 16;
 export const LS_MAX_LOGPROBS = 20;
 export const LS_MAX_LAYERS = 1024;
@@ -10,6 +10,10 @@ export const LS_PLAN_ROW_WORDS = 8;
 export const LS_ROW_SAMPLE = 1;
 export const LS_RESULT_HEADER_WORDS = 8;
 export const LS_RESULT_ROW_WORDS = 4;
+export const LS_KV_LAYOUT_BYTES = 128;
+export const LS_KV_DIGEST_BYTES = 32;
+export const LS_KV_MAX_KEY_BYTES = 64;
+export const LS_KV_EVENT_WORDS = 9;
 
 export const ls_status = {
   LS_OK: 0,
@@ -21,6 +25,7 @@ export const ls_status = {
   LS_UNSUPPORTED: -6,
   LS_STATE: -7,
   LS_INTERNAL: -8,
+  LS_LAYOUT: -9,
 } as const;
 
 export const ls_dtype = {
@@ -62,6 +67,20 @@ export const ls_event = {
   LS_EVENT_STORED: 1,
   LS_EVENT_REMOVED: 2,
   LS_EVENT_CLEARED: 3,
+} as const;
+
+export const ls_kv_end = {
+  LS_KV_DONE: 0,
+  LS_KV_REFUSED: 1,
+  LS_KV_UNKNOWN: 2,
+  LS_KV_USED: 3,
+  LS_KV_EXPIRED: 4,
+  LS_KV_DROPPED: 5,
+  LS_KV_RESET: 6,
+  LS_KV_TIMEOUT: 7,
+  LS_KV_CORRUPT: 8,
+  LS_KV_NO_ROUTE: 9,
+  LS_KV_AUTH: 10,
 } as const;
 
 export const ls_config = {
@@ -108,6 +127,52 @@ export const ls_pool_stats_t = {
   },
 } as const;
 
+export const ls_kv_config = {
+  size: 36,
+  fields: {
+    struct_size: { offset: 0, type: "u32" },
+    hold_ms: { offset: 4, type: "u32" },
+    connection_ms: { offset: 8, type: "u32" },
+    request_ms: { offset: 12, type: "u32" },
+    connect_ms: { offset: 16, type: "u32" },
+    idle_ms: { offset: 20, type: "u32" },
+    max_connections: { offset: 24, type: "u32" },
+    ranks: { offset: 28, type: "u32" },
+    key_bytes: { offset: 32, type: "u32" },
+  },
+} as const;
+
+export const ls_kv_stats_t = {
+  size: 56,
+  fields: {
+    struct_size: { offset: 0, type: "u32" },
+    staged: { offset: 4, type: "u32" },
+    staged_bytes_lo: { offset: 8, type: "u32" },
+    staged_bytes_hi: { offset: 12, type: "u32" },
+    filling: { offset: 16, type: "u32" },
+    filling_bytes_lo: { offset: 20, type: "u32" },
+    filling_bytes_hi: { offset: 24, type: "u32" },
+    connections: { offset: 28, type: "u32" },
+    turned_away: { offset: 32, type: "u32" },
+    pulls: { offset: 36, type: "u32" },
+    stage_layers: { offset: 40, type: "u32" },
+    stage_layers_early: { offset: 44, type: "u32" },
+    stage_wait_micros_lo: { offset: 48, type: "u32" },
+    stage_wait_micros_hi: { offset: 52, type: "u32" },
+  },
+} as const;
+
+export const ls_kv_source = {
+  size: 20,
+  fields: {
+    struct_size: { offset: 0, type: "u32" },
+    port: { offset: 4, type: "u32" },
+    id_lo: { offset: 8, type: "u32" },
+    id_hi: { offset: 12, type: "u32" },
+    layout_bytes: { offset: 16, type: "u32" },
+  },
+} as const;
+
 /** Argument and return types as bun:ffi names them. */
 export const symbols = {
   ls_abi_version: { args: [], returns: "u32" },
@@ -128,4 +193,13 @@ export const symbols = {
   ls_step_wait: { args: ["ptr", "ptr", "u32"], returns: "i32" },
   ls_cache_clear: { args: ["ptr"], returns: "i32" },
   ls_events_drain: { args: ["ptr", "ptr", "u32"], returns: "i32" },
+  ls_kv_start: { args: ["ptr", "ptr", "ptr", "ptr", "ptr", "ptr"], returns: "i32" },
+  ls_kv_layout: { args: ["ptr", "ptr"], returns: "i32" },
+  ls_kv_stats: { args: ["ptr", "ptr"], returns: "i32" },
+  ls_kv_stage: { args: ["ptr", "i32", "u32"], returns: "i32" },
+  ls_kv_publish: { args: ["ptr", "i32", "ptr"], returns: "i32" },
+  ls_kv_release: { args: ["ptr", "u32", "u32"], returns: "i32" },
+  ls_seq_open_pull: { args: ["ptr", "ptr", "u32", "u32", "u32", "ptr", "ptr", "ptr", "ptr"], returns: "i32" },
+  ls_kv_drop: { args: ["ptr", "ptr", "u32", "u32", "u32"], returns: "i32" },
+  ls_kv_events: { args: ["ptr", "ptr", "u32"], returns: "i32" },
 } as const;

@@ -1,5 +1,7 @@
 import type { WeightTensor } from "../../config/model-spec.ts";
+import type { TransferOptions } from "../types.ts";
 import { ls_status } from "./abi.gen.ts";
+import type { NativeTransfer } from "./transfer.ts";
 
 /** Page accounting of the native pool; free + cached + held = total always. */
 export interface PoolCounts {
@@ -27,7 +29,8 @@ export class NativeError extends Error {
   constructor(
     readonly status: number,
     readonly call: string,
-    text: string,
+    /** Of the library. */
+    readonly text: string,
   ) {
     super(`${call}: ${text} (${statusName(status)})`);
   }
@@ -64,6 +67,8 @@ export interface NativeBackend {
   clearCache(): void;
   /** Takes prefix-cache events as words (see ls_events_drain). Returns the words written; 0 = none left. */
   drainEvents(words: Int32Array): number;
+  /** Once, after createPool. modelDigest: 32 bytes that two engines must share to exchange KV. */
+  startTransfer(options: TransferOptions, modelDigest: Uint8Array): NativeTransfer;
   /** Idempotent. */
   destroy(): void;
 }

@@ -2,10 +2,11 @@ import { dlopen, type Library, type Pointer } from "bun:ffi";
 import type { WeightDtype, WeightTensor } from "../../config/model-spec.ts";
 import { int32Words, splitU64 } from "../../util/words.ts";
 import { EngineError } from "../errors.ts";
-import type { EngineOptions } from "../types.ts";
+import type { EngineOptions, TransferOptions } from "../types.ts";
 import { loadProblem } from "./library.ts";
 import { LS_ABI_VERSION, ls_config, ls_dtype, ls_pool_stats_t, ls_rope_style, symbols } from "./abi.gen.ts";
 import { NativeError, type DeviceInfo, type NativeBackend, type PoolCounts } from "./backend.ts";
+import { FfiTransfer, type NativeTransfer } from "./transfer.ts";
 
 type Symbols = Library<typeof symbols>["symbols"];
 
@@ -131,6 +132,10 @@ export class FfiBackend implements NativeBackend {
 
   drainEvents(words: Int32Array): number {
     return this.#check("ls_events_drain", this.#native.ls_events_drain(this.#engine, words, words.length));
+  }
+
+  startTransfer(options: TransferOptions, modelDigest: Uint8Array): NativeTransfer {
+    return new FfiTransfer(this.#native, this.#engine, (call, result) => this.#check(call, result), options, modelDigest);
   }
 
   destroy(): void {

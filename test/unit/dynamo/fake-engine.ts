@@ -1,5 +1,5 @@
 import { EngineError } from "../../../src/engine/errors.ts";
-import type { EngineInfo, EngineStats, FinishReason, GenerateRequest, KvEvent, StepOutput, TokenLogprob } from "../../../src/engine/types.ts";
+import type { EngineInfo, EngineStats, FinishReason, GenerateRequest, KvEvent, KvSource, StepOutput, TokenLogprob, TransferReport } from "../../../src/engine/types.ts";
 import type { FinishedSample, StepSample } from "../../../src/telemetry/metrics.ts";
 
 export interface FakeOptions {
@@ -24,6 +24,7 @@ export class FakeEngine {
   readonly #finish = new Set<(r: FinishedSample) => void>();
   readonly #step = new Set<(s: StepSample) => void>();
   readonly #failure = new Set<(e: EngineError) => void>();
+  readonly #transfer = new Set<(report: TransferReport) => void>();
   readonly #kv = new Set<(e: KvEvent[]) => void>();
   #running = 0;
   #held = 0;
@@ -36,19 +37,28 @@ export class FakeEngine {
     const { contextLength, pages, maxNumSeqs, prefixCache } = this.options;
     this.info = {
       device: "cpu", isa: "fake", threads: 1, pageTokens: PAGE, pages, contextLength, maxNumSeqs, maxBatchTokens: 512, kvCacheDtype: "f32", prefixCache,
-      weightBytes: 0, pageBytes: 0, memoryRule: "none", loadSeconds: 0,
+      weightBytes: 0, pageBytes: 0, memoryRule: "none", loadSeconds: 0, transfer: null,
     };
   }
 
   stats(): EngineStats {
     return {
       running: this.#running, waiting: 0, pagesTotal: this.options.pages, pagesFree: this.options.pages - this.#held, pagesCached: 0, pagesHeld: this.#held,
-      steps: this.#steps, preemptions: 0, evictions: 0, stalls: 0,
+      steps: this.#steps, preemptions: 0, evictions: 0, stalls: 0, promptTokensComputed: 0, transfer: null,
     };
   }
   onFinish = (fn: (r: FinishedSample) => void) => this.#add(this.#finish, fn);
   onStep = (fn: (s: StepSample) => void) => this.#add(this.#step, fn);
   onFailure = (fn: (e: EngineError) => void) => this.#add(this.#failure, fn);
+  onTransfer = (fn: (report: TransferReport) => void) => this.#add(this.#transfer, fn);
+  readonly dropped: KvSource[] = [];
+  readonly released: bigint[] = [];
+  dropCopy(source: KvSource): void {
+    this.dropped.push(source);
+  }
+  releaseCopy(copy: bigint): void {
+    this.released.push(copy);
+  }
   onKvEvents = (fn: (e: KvEvent[]) => void) => this.#add(this.#kv, fn);
   #add<T>(set: Set<T>, fn: T): () => void {
     set.add(fn);

@@ -2,6 +2,7 @@ import { KvManager } from "../../../src/engine/kv-manager.ts";
 import { maxBatchTokens, Scheduler, type SequenceOutput } from "../../../src/engine/scheduler.ts";
 import { Sequence, type SequenceInit } from "../../../src/engine/sequence.ts";
 import { StepPlan, type Row } from "../../../src/engine/step-plan.ts";
+import type { KvSource, TransferOptions } from "../../../src/engine/types.ts";
 import { FakeBackend, type FakeOptions } from "../../support/fake-backend.ts";
 
 export const VOCAB = 500;
@@ -14,12 +15,13 @@ export interface Bench {
 }
 
 /** A scheduler over the model backend: no device, no Worker, page counts compared after every step. */
-export function scheduler(options: { pages?: number; maxNumSeqs?: number; chunkedPrefillSize?: number; contextLength?: number; prefixCache?: boolean; next?: FakeOptions["next"] } = {}): Bench {
+export function scheduler(options: { pages?: number; maxNumSeqs?: number; chunkedPrefillSize?: number; contextLength?: number; prefixCache?: boolean; next?: FakeOptions["next"]; transfer?: TransferOptions; digest?: number } = {}): Bench {
   const { pages = 100, maxNumSeqs = 8, chunkedPrefillSize = 64, contextLength = 100_000, prefixCache = true, next } = options;
   const maxTokens = maxBatchTokens({ chunkedPrefillSize, maxNumSeqs });
   const backend = new FakeBackend({ vocab: VOCAB, maxSeqs: maxNumSeqs, maxBatchTokens: maxTokens, prefixCache, ...(next && { next }) });
   backend.createPool(pages);
-  const kv = new KvManager(backend, { prefixCache, strict: true });
+  const transfer = options.transfer ? backend.startTransfer(options.transfer, new Uint8Array(32).fill(options.digest ?? 1)) : null;
+  const kv = new KvManager(backend, { prefixCache, strict: true }, transfer);
   return { scheduler: new Scheduler(kv, { chunkedPrefillSize, maxNumSeqs, contextLength }), backend, plan: new StepPlan(maxNumSeqs, maxTokens), maxTokens };
 }
 
@@ -34,15 +36,17 @@ export interface SequenceSketch {
   domain?: bigint;
   internal?: boolean;
   seed?: bigint;
+  stage?: boolean;
+  source?: KvSource | null;
 }
 /** Prompts of different keys share nothing unless ids are given. */
 export function sequence(sketch: SequenceSketch = {}): Sequence {
   const key = ++keys;
-  const { prompt = 20, maxTokens = 4, eos = [], stops = [], ignoreEos = false, priority = 0, domain = 0n, internal = false, seed = 0n } = sketch;
+  const { prompt = 20, maxTokens = 4, eos = [], stops = [], ignoreEos = false, priority = 0, domain = 0n, internal = false, seed = 0n, stage = false, source = null } = sketch;
   const init: SequenceInit = {
     key, prompt: typeof prompt === "number" ? Array.from({ length: prompt }, (_, index) => (key * 31 + index * 7) % VOCAB) : prompt,
     sampling: { temperature: 0, topP: 1, seed, maxTokens, ignoreEos, logprobs: null },
-    eosTokenIds: eos, stopTokenIds: stops, priority, cacheDomain: domain, internal, submittedAt: 0,
+    eosTokenIds: eos, stopTokenIds: stops, priority, cacheDomain: domain, internal, submittedAt: 0, stage, source,
   };
   return new Sequence(init);
 }

@@ -70,7 +70,7 @@ describe("reports", () => {
     bench.send({ kind: "stop" });
     bench.instance.run();
     const [report] = bench.reports();
-    expect(report).toMatchObject({ kind: "step", errors: [[7, "the engine is stopping"]] });
+    expect(report).toMatchObject({ kind: "step", errors: [[7, "the engine is stopping", null]] });
     expect([...unpackOutputs((report as Report & { kind: "step" }).outputs)]).toMatchObject([{ key: 7, finishReason: "error", token: null }]);
   });
 });

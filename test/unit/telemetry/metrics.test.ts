@@ -3,7 +3,7 @@ import type { EngineStats } from "../../../src/engine/types.ts";
 import { EngineMetrics, outcomeOf, type FinishedSample, type MetricsSource, type StepSample } from "../../../src/telemetry/metrics.ts";
 
 class Source implements MetricsSource {
-  now: EngineStats = { running: 2, waiting: 3, pagesTotal: 100, pagesFree: 60, pagesCached: 30, pagesHeld: 10, steps: 7, preemptions: 1, evictions: 4, stalls: 0 };
+  now: EngineStats = { running: 2, waiting: 3, pagesTotal: 100, pagesFree: 60, pagesCached: 30, pagesHeld: 10, steps: 7, preemptions: 1, evictions: 4, stalls: 0, promptTokensComputed: 0, transfer: null };
   finish: ((request: FinishedSample) => void)[] = [];
   step: ((step: StepSample) => void)[] = [];
   stats = () => this.now;
@@ -50,6 +50,17 @@ test("every family exists before an engine does, with its type", async () => {
     layerscale_kv_pages_free: "gauge",
     layerscale_kv_pages_cached: "gauge",
     layerscale_kv_pages_held: "gauge",
+    layerscale_kv_transfers_staged: "gauge",
+    layerscale_kv_transfer_staged_bytes: "gauge",
+    layerscale_kv_transfers_filling: "gauge",
+    layerscale_kv_transfers_pulling: "gauge",
+    layerscale_kv_transfer_copies_total: "counter",
+    layerscale_kv_transfer_overloads_total: "counter",
+    layerscale_kv_transfer_pulls_total: "counter",
+    layerscale_kv_transfer_fallbacks_total: "counter",
+    layerscale_kv_transfer_bytes_total: "counter",
+    layerscale_kv_transfer_seconds: "histogram",
+    layerscale_prompt_tokens_computed_total: "counter",
     layerscale_steps_total: "counter",
     layerscale_preemptions_total: "counter",
     layerscale_stalls_total: "counter",

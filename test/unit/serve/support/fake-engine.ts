@@ -8,7 +8,7 @@ export type Script = (request: GenerateRequest) => readonly number[];
 
 const INFO: EngineInfo = {
   device: "fake", isa: "none", threads: 1, pageTokens: 16, pages: 64, contextLength: 512, maxNumSeqs: 8, maxBatchTokens: 512,
-  kvCacheDtype: "f32", prefixCache: true, weightBytes: 0, pageBytes: 0, memoryRule: "", loadSeconds: 0,
+  kvCacheDtype: "f32", prefixCache: true, weightBytes: 0, pageBytes: 0, memoryRule: "", loadSeconds: 0, transfer: null,
 };
 
 /** Behaves as the engine's face does: one token per step, ends once, an abort ends with "cancelled", leaving the loop cancels. */
@@ -48,7 +48,7 @@ export class FakeEngine implements ServingEngine, MetricsSource {
   stats(): EngineStats {
     return {
       running: this.running, waiting: 0, pagesTotal: 64, pagesFree: 64 - this.running, pagesCached: 0, pagesHeld: this.running,
-      steps: this.steps, preemptions: 0, evictions: 0, stalls: 0,
+      steps: this.steps, preemptions: 0, evictions: 0, stalls: 0, promptTokensComputed: 0, transfer: null,
     };
   }
   onFinish(listener: (request: FinishedSample) => void): () => void {
