@@ -10,7 +10,7 @@ import { FfiBackend, openLibrary } from "../../src/engine/native/ffi-backend.ts"
 import { maxBatchTokens } from "../../src/engine/scheduler.ts";
 import { Sequence } from "../../src/engine/sequence.ts";
 import { StepPlan, type RowResult } from "../../src/engine/step-plan.ts";
-import type { EngineOptions, SamplingParams } from "../../src/engine/types.ts";
+import type { EngineOptions } from "../../src/engine/types.ts";
 import { int32Words, joinU64, splitU64 } from "../../src/util/words.ts";
 
 export interface KvOptions {
@@ -94,7 +94,7 @@ export class KvNode implements Disposable {
     return Object.fromEntries(Object.entries(ls_kv_stats_t.fields).map(([name, { offset }]) => [name, words[offset / 4]!])) as Record<keyof typeof ls_kv_stats_t.fields, number>;
   }
 
-  sequence(prompt: readonly number[], sampling: Partial<SamplingParams> = {}): Sequence {
+  sequence(prompt: readonly number[], sampling: Partial<Sequence["sampling"]> = {}): Sequence {
     return new Sequence({
       key: ++this.#keys, prompt: [...prompt], sampling: { temperature: 0, topP: 1, seed: 5n, maxTokens: 100, ignoreEos: true, logprobs: 20, ...sampling },
       eosTokenIds: [], stopTokenIds: [], priority: 0, cacheDomain: 0n, internal: false, submittedAt: 0,
@@ -129,7 +129,7 @@ export class KvNode implements Disposable {
     });
   }
 
-  alone(prompt: readonly number[], count: number, sampling?: Partial<SamplingParams>): Omit<RowResult, "slot">[] {
+  alone(prompt: readonly number[], count: number, sampling?: Partial<Sequence["sampling"]>): Omit<RowResult, "slot">[] {
     const sequence = this.sequence(prompt, sampling);
     this.open(sequence);
     const rows = this.decode(sequence, count);
@@ -167,7 +167,7 @@ export class KvNode implements Disposable {
   }
 
   /** Pulls a prompt and waits for its end. */
-  async pull(source: Source, prompt: readonly number[], end: KvEvent["end"] = "LS_KV_DONE", sampling?: Partial<SamplingParams>): Promise<Sequence> {
+  async pull(source: Source, prompt: readonly number[], end: KvEvent["end"] = "LS_KV_DONE", sampling?: Partial<Sequence["sampling"]>): Promise<Sequence> {
     const sequence = this.sequence(prompt, sampling);
     if (this.openPull(sequence, source).pages > 0) {
       const event = await this.event();
