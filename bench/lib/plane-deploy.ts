@@ -54,8 +54,8 @@ export interface Deployment extends WorkerSpec {
   stop(): Promise<void>;
 }
 
-/** Starts a frontend and the worker, and waits until one request passes. */
-export async function deploy(spec: WorkerSpec, python: string, logs: string): Promise<Deployment> {
+/** Starts a frontend, the worker and others that it needs, and waits until one request passes. */
+export async function deploy(spec: WorkerSpec, python: string, logs: string, others: WorkerSpec[] = []): Promise<Deployment> {
   const home = mkdtempSync(join(tmpdir(), "layerscale-plane-"));
   const port = await freePort();
   const env = {
@@ -69,16 +69,17 @@ export async function deploy(spec: WorkerSpec, python: string, logs: string): Pr
   };
   const frontend = spawn("frontend", [python, "-m", "dynamo.frontend", "--http-host", "127.0.0.1", "--http-port", String(port), "--router-mode", "round-robin"], {});
   const worker = spawn("worker", spec.command, spec.env);
+  const children = [["frontend", frontend], ["worker", worker], ...others.map((other) => [other.name, spawn(other.name, other.command, other.env)] as const)] as const;
   const stop = async () => {
-    for (const child of [worker, frontend]) child.kill("SIGTERM");
-    const hurry = setTimeout(() => [worker, frontend].forEach((child) => child.kill("SIGKILL")), STOP_LIMIT_MS);
-    await Promise.all([worker.exited, frontend.exited]);
+    for (const [, child] of children) child.kill("SIGTERM");
+    const hurry = setTimeout(() => children.forEach(([, child]) => child.kill("SIGKILL")), STOP_LIMIT_MS);
+    await Promise.all(children.map(([, child]) => child.exited));
     clearTimeout(hurry);
     rmSync(home, { recursive: true, force: true });
   };
   const deadline = performance.now() + START_LIMIT_MS;
   while (performance.now() < deadline) {
-    for (const [name, child] of [["frontend", frontend], ["worker", worker]] as const)
+    for (const [name, child] of children)
       if (child.exitCode !== null || child.signalCode !== null) {
         await stop();
         throw new Error(`${spec.name}: the ${name} ended while starting; see ${logs}`);

@@ -13,10 +13,20 @@ export interface LatencyRow {
   to: "client" | "frontend";
   stepMs: number;
   tokens: number;
-  /** Percentiles of (arrival − token sampled), ms. */
+  /** Arrival − token sampled, ms: how long a token is under way. */
+  delay: Percentiles;
+  /** Time since the token before at the arrival − the same at the device, ms, without sign: what the plane adds to the time per token. */
+  between: Percentiles;
+}
+export interface Percentiles {
   p50: number;
   p90: number;
   p99: number;
+}
+/** One request's tokens in order: when the device sampled each, and when each arrived; ms of the same clock. */
+interface Way {
+  sampled: number[];
+  arrived: number[];
 }
 
 const STEP_MS = 10;
@@ -41,10 +51,10 @@ export async function addedLatency(options: { program: string; library: string; 
       await direct(d.kv, Array.from({ length: WARM_STREAMS }, (_, i) => promptOf(warm + i, PROMPT_TOKENS)), TOKENS);
     }
     for (const streams of options.streamCounts) {
-      const add = (to: LatencyRow["to"], added: number[]) => {
-        added.sort((a, b) => a - b);
-        const at = (share: number) => added[Math.min(added.length - 1, Math.floor(share * added.length))]!;
-        rows.push({ streams, to, stepMs: STEP_MS, tokens: added.length, p50: at(0.5), p90: at(0.9), p99: at(0.99) });
+      const add = (to: LatencyRow["to"], ways: Way[]) => {
+        const delays = ways.flatMap(({ sampled, arrived }) => arrived.map((at, n) => at - sampled[n]!));
+        const between = ways.flatMap(({ sampled, arrived }) => arrived.slice(1).map((at, n) => Math.abs(at - arrived[n]! - (sampled[n + 1]! - sampled[n]!))));
+        rows.push({ streams, to, stepMs: STEP_MS, tokens: delays.length, delay: percentiles(delays), between: percentiles(between) });
       };
       const base = (first += streams) - streams;
       const { results } = await load(streams, streams, async (i) => ({ ...(await stream(d.port, d.model, promptOf(base + i, PROMPT_TOKENS), TOKENS, true)), request: base + i }));
@@ -53,13 +63,19 @@ export async function addedLatency(options: { program: string; library: string; 
       const prompts = Array.from({ length: streams }, (_, i) => promptOf(alone + i, PROMPT_TOKENS));
       const arrived = await direct(d.kv, prompts, TOKENS);
       const samples = readTrace(trace);
-      add("frontend", arrived.flatMap(({ arrivals }, i) => arrivals.map((at, n) => at + origin - samples.get(firstToken(alone + i))![n]!)));
+      add("frontend", arrived.map(({ arrivals }, i) => ({ sampled: samples.get(firstToken(alone + i))!, arrived: arrivals.map((at) => at + origin) })));
     }
     return rows;
   } finally {
     await d.stop();
     rmSync(home, { recursive: true, force: true });
   }
+}
+
+function percentiles(values: number[]): Percentiles {
+  const sorted = values.toSorted((a, b) => a - b);
+  const at = (share: number) => sorted[Math.min(sorted.length - 1, Math.floor(share * sorted.length))]!;
+  return { p50: at(0.5), p90: at(0.9), p99: at(0.99) };
 }
 
 /** What to add to performance.now() for the machine's monotonic clock, which the trace uses, in ms. */
@@ -86,12 +102,12 @@ function readTrace(path: string): Map<number, number[]> {
 }
 
 /** An event may hold the tokens of several steps: its length tells how many, since all tokens are one word. */
-function match(results: (StreamResult & { request: number })[], samples: Map<number, number[]>, origin: number): number[] {
+function match(results: (StreamResult & { request: number })[], samples: Map<number, number[]>, origin: number): Way[] {
   const word = Math.min(...results.flatMap(({ textLengths }) => textLengths.filter((length) => length > 0)));
-  return results.flatMap(({ request, eventsAt, textLengths, tokens }) => {
+  return results.map(({ request, eventsAt, textLengths, tokens }) => {
     const sampled = samples.get(firstToken(request)) ?? [];
     const arrivals = textLengths.flatMap((length, i) => Array<number>(length / word).fill(eventsAt[i]!));
     if (arrivals.length !== tokens || sampled.length !== tokens) throw new Error(`request ${request}: ${tokens} tokens, text of ${arrivals.length}, ${sampled.length} samples`);
-    return arrivals.map((at, i) => at + origin - sampled[i]!);
+    return { sampled, arrived: arrivals.map((at) => at + origin) };
   });
 }

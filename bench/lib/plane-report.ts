@@ -1,4 +1,4 @@
-import type { LatencyRow } from "./plane-latency.ts";
+import type { LatencyRow, Percentiles } from "./plane-latency.ts";
 import { median } from "./report.ts";
 
 /** One sample of one deployment. */
@@ -35,7 +35,8 @@ export function planeTable(rows: PlaneRow[], latency: LatencyRow[], cpu: string,
       const middle = (read: (row: PlaneRow) => number) => median(own.map(read));
       lines.push(`| ${n} | ${worker} | ${fixed(median(rates), 0)} | ${fixed(Math.min(...rates), 0)}–${fixed(Math.max(...rates), 0)} | ${fixed(middle((row) => row.tokens / row.events), 2)} | ${fixed(median(own.flatMap((row) => row.firstMs)))} | ${fixed(middle((row) => row.frontendMicros))} | ${fixed(middle((row) => row.workerMicros))} | ${fixed(middle((row) => row.clientMicros))} |`);
     }
-  if (latency.length > 0) lines.push("", "| streams | from the sample to | step ms | tokens | added per token p50 ms | p90 | p99 |", "|---|---|---|---|---|---|---|");
-  for (const row of latency) lines.push(`| ${row.streams} | the ${row.to} | ${row.stepMs} | ${row.tokens} | ${fixed(row.p50, 2)} | ${fixed(row.p90, 2)} | ${fixed(row.p99, 2)} |`);
+  if (latency.length > 0) lines.push("", "| streams | from the sample to | step ms | tokens | under way p50 ms | p90 | p99 | added to the time per token p50 ms | p90 | p99 |", "|---|---|---|---|---|---|---|---|---|---|");
+  const shares = ({ p50, p90, p99 }: Percentiles) => [p50, p90, p99].map((value) => fixed(value, 2)).join(" | ");
+  for (const row of latency) lines.push(`| ${row.streams} | the ${row.to} | ${row.stepMs} | ${row.tokens} | ${shares(row.delay)} | ${shares(row.between)} |`);
   return lines.join("\n");
 }

@@ -83,10 +83,10 @@ export interface StepOutput {
 /** overloaded: staged copies have reached their cap · layout: the KV of the other engine does not fit this one */
 export type Refusal = "overloaded" | "layout";
 
-/** How a transfer ended; the last four before it began. */
+/** How a transfer ended; the last three before it began. */
 export type TransferOutcome =
   | "done" | "refused" | "unknown" | "used" | "expired" | "dropped" | "reset" | "timeout" | "corrupt" | "no_route" | "auth"
-  | "prompt" | "handoff" | "no_pages" | "preempted";
+  | "handoff" | "no_pages" | "preempted";
 
 /** One per staged copy and per pull, when it has ended. */
 export interface TransferReport {

@@ -1,8 +1,13 @@
 import { Counter, Gauge, Histogram, type Registry } from "prom-client";
-import type { TransferCounts, TransferReport } from "../engine/types.ts";
+import type { TransferCounts, TransferOutcome, TransferReport } from "../engine/types.ts";
 
 /** Seconds. A short prompt over loopback to a connection's longest life. */
 const SECONDS_BUCKETS = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60];
+
+/** Why a prompt that came with KV may be computed here. Each has a sample from the start: a rate needs the zero before the first one. */
+const FALLBACK_REASONS: readonly Exclude<TransferOutcome, "done">[] = [
+  "refused", "unknown", "used", "expired", "dropped", "reset", "timeout", "corrupt", "no_route", "auth", "handoff", "no_pages", "preempted",
+];
 
 /** The families of KV that travels between workers. */
 export class TransferMetrics {
@@ -48,6 +53,7 @@ export class TransferMetrics {
     this.#seconds = new Histogram({ name: "layerscale_kv_transfer_seconds", help: "Of a pull that brought all pages, from its beginning.", buckets: SECONDS_BUCKETS, registers });
     for (const outcome of ["done", "expired", "dropped"]) this.#copies.inc({ outcome }, 0);
     this.#pulls.inc({ outcome: "done" }, 0);
+    for (const reason of FALLBACK_REASONS) this.#fallbacks.inc({ reason }, 0);
     for (const direction of ["sent", "received"]) this.#bytes.inc({ direction }, 0);
   }
 
