@@ -77,6 +77,7 @@ export class KvEventPlane {
       metrics.endpoint(query.endpoint),
       (why) => metrics.rejected(why),
     );
+    this.#undo.push(() => metrics.forget(query.endpoint));
     await plane.register(query, workerId, handler.accept);
     this.#undo.push(() => void plane.unregister(query, workerId));
     const target = instance(query);

@@ -32,7 +32,7 @@ export class DynamoMetrics {
   #shownId: string;
   #source: Pick<MetricsSource, "stats"> | null = null;
   /** Bytes sent since the last reading: a labelled counter costs too much for every token. */
-  readonly #unreadBytes: { labels: Record<(typeof ENDPOINT_LABELS)[number], string>; bytes: number }[] = [];
+  readonly #unreadBytes = new Map<string, { labels: Record<(typeof ENDPOINT_LABELS)[number], string>; bytes: number }>();
   readonly #hits: { cached: number; prompt: number }[] = [];
   readonly #hitSum = { cached: 0, prompt: 0 };
 
@@ -67,7 +67,7 @@ export class DynamoMetrics {
       labelNames,
       registers,
       collect() {
-        for (const counted of unread) {
+        for (const counted of unread.values()) {
           this.inc(counted.labels, counted.bytes);
           counted.bytes = 0;
         }
@@ -114,9 +114,12 @@ export class DynamoMetrics {
     this.#inflight.set(labels, 0);
     this.#duration.zero(labels);
     const unread = { labels, bytes: 0 };
-    this.#unreadBytes.push(unread);
+    this.#unreadBytes.set(name, unread);
+    /** A request that outlives its endpoint brings no series back. */
+    const counts = () => this.#unreadBytes.get(name) === unread;
     return {
       received: (bytes, transit) => {
+        if (!counts()) return;
         this.#requests.inc(labels);
         this.#requestBytes.inc(labels, bytes);
         this.#inflight.inc(labels);
@@ -124,8 +127,11 @@ export class DynamoMetrics {
       },
       answered: (seconds) => this.#firstResponse.observe(seconds),
       sent: (bytes) => void (unread.bytes += bytes),
-      cancelled: () => this.#cancelled.inc(labels),
+      cancelled: () => {
+        if (counts()) this.#cancelled.inc(labels);
+      },
       failed: (type) => {
+        if (!counts()) return;
         this.#errors ??= new Counter({
           name: "dynamo_component_errors_total",
           help: "Total number of errors in work handler processing",
@@ -135,10 +141,19 @@ export class DynamoMetrics {
         this.#errors.inc({ ...labels, error_type: type });
       },
       done: (seconds) => {
+        if (!counts()) return;
         this.#inflight.dec(labels);
         this.#duration.observe(labels, seconds);
       },
     };
+  }
+
+  /** Takes an endpoint's series away: endpoints that carry an identity in their name go with it, else each new identity would add series for ever. */
+  forget(name: string): void {
+    const labels = this.#unreadBytes.get(name)?.labels;
+    if (labels === undefined) return;
+    this.#unreadBytes.delete(name);
+    for (const family of [this.#requests, this.#requestBytes, this.#responseBytes, this.#cancelled, this.#inflight, this.#duration]) family.remove(labels);
   }
 
   /** The engine is loaded: pool, queue and model families appear. */

@@ -15,8 +15,9 @@ async function start() {
   const published: RouterEvent[][] = [];
   const publishers: TopicPublisher[] = [];
   const eventLog = new KvEventLog(workerId);
+  const metrics = new DynamoMetrics(endpoint, workerId);
   const plane = await KvEventPlane.start({
-    engine: new FakeEngine({ prefixCache: true }), endpoint, workerId, eventLog, metrics: new DynamoMetrics(endpoint, workerId),
+    engine: new FakeEngine({ prefixCache: true }), endpoint, workerId, eventLog, metrics,
     plane: { host: "127.0.0.1", transport: () => ({ nats_tcp: "s" }), register: async () => {}, unregister: async () => {}, close: async () => {} },
     events: {
       close: async () => {},
@@ -31,7 +32,7 @@ async function start() {
     },
     instance: (name) => instance(name, workerId, { nats_tcp: "s" }, "cpu", "json"),
   });
-  return { plane, published, eventLog, events: publishers.find(({ topic }) => topic === "kv-events")! };
+  return { plane, published, eventLog, metrics, events: publishers.find(({ topic }) => topic === "kv-events")! };
 }
 let page = 0;
 const chain = (pages: number): KvEvent[] => Array.from({ length: pages }, (_, i) => ({ kind: "stored", page: ++page, parent: i === 0 ? null : page - 1, domain: 0n, tokenIds: Array.from({ length: 16 }, (_, t) => page * 16 + t) }));
@@ -60,4 +61,12 @@ describe("messages", () => {
     expect(published).toEqual([]);
     plane.close();
   });
+});
+
+test("the query endpoint's series go with its identity", async () => {
+  const { plane, metrics } = await start();
+  const series = async () => (await metrics.render()).split("\n").filter((line) => line.includes("worker_kv_query_source_5"));
+  expect((await series()).length).toBeGreaterThan(5);
+  plane.close();
+  expect(await series()).toEqual([]);
 });
