@@ -1,22 +1,14 @@
 /** A real etcd for tests: one member on loopback, its data in a temporary directory, spoken to apart from the code under test. */
 import { mkdtempSync, rmSync } from "node:fs";
-import { createServer } from "node:net";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { eventually, Launched } from "./launch.ts";
+import { freePort } from "./free-port.ts";
 
 /** Path of the server, as the test runner sets it; tests without it are left out. */
 export const etcdProgram = process.env.LAYERSCALE_TEST_ETCD;
 export const hasEtcd = Boolean(etcdProgram);
 const LIMIT_MS = 60_000;
-
-async function freePort(): Promise<number> {
-  const server = createServer();
-  await new Promise<void>((resolve) => server.listen(0, "127.0.0.1", resolve));
-  const { port } = server.address() as { port: number };
-  await new Promise<void>((resolve) => server.close(() => resolve()));
-  return port;
-}
 
 export interface ServerTls {
   /** Paths of PEM files. */

@@ -4,16 +4,9 @@ import { connect, createServer } from "node:net";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { eventually, Launched, required } from "./launch.ts";
+import { freePort } from "./free-port.ts";
 
 export const hasNats = Boolean(process.env.LAYERSCALE_TEST_NATS);
-
-async function freePort(): Promise<number> {
-  const server = createServer();
-  await new Promise<void>((resolve) => server.listen(0, "127.0.0.1", resolve));
-  const { port } = server.address() as { port: number };
-  await new Promise<void>((resolve) => server.close(() => resolve()));
-  return port;
-}
 
 const listens = (port: number) =>
   new Promise<boolean>((resolve) => {

@@ -1,25 +1,18 @@
 /** What operators see and do, through the real frontend: reinforcement-learning calls, canary, traces in log lines, counters. */
 import { afterAll, beforeAll, describe, expect, test } from "bun:test";
 import { mkdtempSync, rmSync } from "node:fs";
-import { createServer } from "node:net";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { eventually } from "../../support/launch.ts";
 import { tinyModel, writeTinyHf } from "../../support/models.ts";
 import { Deployment, LIMIT_MS, NAME, readEvents, type Worker } from "./support.ts";
+import { freePort } from "../../support/free-port.ts";
 
 const TEST_MS = 2 * LIMIT_MS;
 const work = mkdtempSync(join(tmpdir(), "layerscale-operations-"));
 afterAll(() => rmSync(work, { recursive: true, force: true }));
 const exact = { ignore_eos: true };
 
-async function freePort(): Promise<number> {
-  const server = createServer();
-  await new Promise<void>((resolve) => server.listen(0, "127.0.0.1", resolve));
-  const { port } = server.address() as { port: number };
-  await new Promise<void>((resolve) => server.close(() => resolve()));
-  return port;
-}
 const call = async (worker: Worker, route: string, body: unknown = {}) => (await (await fetch(`${worker.system}/engine/${route}`, { method: "POST", body: JSON.stringify(body) })).json()) as Record<string, any>;
 
 describe("reinforcement learning", () => {

@@ -1,20 +1,12 @@
 import { mkdtempSync, readdirSync, rmSync } from "node:fs";
-import { createServer } from "node:net";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { eventually, launch, Launched, required } from "../../support/launch.ts";
+import { freePort } from "../../support/free-port.ts";
 
 export const NAME = "smol";
 /** Every step of a deployment has this long: the machine may be busy with other tests. */
 export const LIMIT_MS = 120_000;
-
-async function freePort(): Promise<number> {
-  const server = createServer();
-  await new Promise<void>((resolve) => server.listen(0, "127.0.0.1", resolve));
-  const { port } = server.address() as { port: number };
-  await new Promise<void>((resolve) => server.close(() => resolve()));
-  return port;
-}
 
 export interface Answer {
   status: number;
