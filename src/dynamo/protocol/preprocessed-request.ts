@@ -26,6 +26,8 @@ export interface PreprocessedRequest {
 }
 
 export const MAX_TOP_LOGPROBS = 20;
+/** Of all stop strings together, where this worker itself looks for them: the automaton costs memory per character. */
+export const MAX_STOP_CHARACTERS = 16_384;
 /** Set by the router alone; the frontend strips it from what clients send. */
 const RUN_WHOLE = "x-bypass-remote-prefill";
 const U32 = 0xffffffff;
@@ -110,12 +112,17 @@ export function parseRequest(body: unknown): PreprocessedRequest {
   const ignoreEos = optional(stop, "stop_conditions.ignore_eos", boolean) ?? false;
   const hidden = optional(stop, "stop_conditions.stop_token_ids_hidden", list(tokenId)) ?? [];
   const eos = optional(request, "eos_token_ids", list(tokenId)) ?? [];
+  const logprobs = optional(output, "output_options.logprobs", integer(0, MAX_TOP_LOGPROBS));
+  const stops = optional(stop, "stop_conditions.stop", strings) ?? [];
+  const stopCharacters = stops.reduce((sum, { length }) => sum + length, 0);
+  if (logprobs !== null && stopCharacters > MAX_STOP_CHARACTERS)
+    throw expected("stop_conditions.stop", `at most ${MAX_STOP_CHARACTERS} characters in all where logprobs are asked for`, `${stopCharacters} characters`);
   return {
     model: optional(request, "model", string),
     tokenIds: tokenIds(request.token_ids),
     maxTokens: optional(stop, "stop_conditions.max_tokens", integer(1, U32)),
     ignoreEos,
-    stop: optional(stop, "stop_conditions.stop", strings) ?? [],
+    stop: stops,
     stopTokenIds: [
       ...(optional(stop, "stop_conditions.stop_token_ids", list(tokenId)) ?? []),
       ...(optional(stop, "stop_conditions.stop_token_ids_visible", list(tokenId)) ?? []),
@@ -129,7 +136,7 @@ export function parseRequest(body: unknown): PreprocessedRequest {
       return p;
     }),
     seed: optional(sampling, "sampling_options.seed", seed),
-    logprobs: optional(output, "output_options.logprobs", integer(0, MAX_TOP_LOGPROBS)),
+    logprobs,
     skipSpecialTokens: optional(output, "output_options.skip_special_tokens", boolean) ?? true,
     priority: optional(routing, "routing.priority", integer(-(2 ** 31), 2 ** 31 - 1)) ?? 0,
     cacheSalt: optional(routing, "routing.cache_salt", string) ?? "",

@@ -1,7 +1,7 @@
 import { describe, expect, test } from "bun:test";
 import { parseJson } from "../../../src/dynamo/protocol/bigint-json.ts";
 import { ProtocolError } from "../../../src/dynamo/protocol/errors.ts";
-import { MAX_TOP_LOGPROBS, parseRequest } from "../../../src/dynamo/protocol/preprocessed-request.ts";
+import { MAX_STOP_CHARACTERS, MAX_TOP_LOGPROBS, parseRequest } from "../../../src/dynamo/protocol/preprocessed-request.ts";
 import { findRefusal, REFUSALS } from "../../../src/dynamo/protocol/refusals.ts";
 import { requestBody } from "./plane-client.ts";
 
@@ -114,4 +114,11 @@ describe("PreprocessedRequest", () => {
     expect(text({ stop: { max_tokens: 7 } }, ['"max_tokens":7', '"max_tokens":1e18'])).toBe("stop_conditions.max_tokens: expected an integer from 1 to 4294967295, got 1000000000000000000");
     expect(text({ stop: { max_tokens: 7 } }, ['"max_tokens":7', '"max_tokens":1000000000000000001'])).toEndWith("got 1000000000000000001");
   });
+});
+
+test("stop strings that this worker would look for are bounded together; those the frontend looks for are not", () => {
+  const body = (characters: number, logprobs: number | null) => requestBody({ stop: { max_tokens: 1, stop: ["x".repeat(characters - 10), "y".repeat(10)] }, output: { logprobs } });
+  expect(parseRequest(body(MAX_STOP_CHARACTERS, 0)).stop.length).toBe(2);
+  expect(refusal(body(MAX_STOP_CHARACTERS + 1, 0)).message).toBe('stop_conditions.stop: expected at most 16384 characters in all where logprobs are asked for, got "16385 characters"');
+  expect(parseRequest(body(10 * MAX_STOP_CHARACTERS, null)).stop.length).toBe(2);
 });
