@@ -8,6 +8,7 @@
 #include "kv_support.h"
 #include "kv_transfer/bytes.h"
 #include "kv_transfer/crc32c.h"
+#include "kv_transfer/page_sum.h"
 
 using namespace ls;
 using namespace ls::kv;
@@ -94,7 +95,7 @@ ByteVector frames_from(Bytes in, uint64_t page_bytes, uint64_t id, const Layout 
         payload.resize(kPagesFixed + count * (4 + page_bytes));
         put(payload.data() + 8, count);
         ByteVector zeros(page_bytes, 0);
-        for (uint32_t i = 0; i < count; ++i) put(payload.data() + kPagesFixed + 4 * i, crc32c(0, zeros.data(), zeros.size()));
+        for (uint32_t i = 0; i < count; ++i) put(payload.data() + kPagesFixed + 4 * i, page_sum(zeros.data(), zeros.size()));
         break;
       }
       case FrameType::end: payload.resize(8); break;

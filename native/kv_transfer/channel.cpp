@@ -49,6 +49,7 @@ class PlainChannel final : public Channel {
     iovec segments[kMaxSegments];
     return session_.pending(segments) > 0;
   }
+  size_t awaited() const override { return session_.awaited(); }
   bool finished() override { return session_.over() && !sending(); }
 
  private:

@@ -21,6 +21,8 @@ class Session {
   virtual ~Session() = default;
   // Where the next received bytes go, in this order: segments, at most kMaxSegments. 0 = nothing is expected now.
   virtual size_t want(iovec *out) = 0;
+  // How many bytes are sure to come before anything is answered; waking up for fewer is of no use.
+  virtual size_t awaited() const { return 1; }
   // `bytes` of them have arrived.
   virtual void received(size_t bytes) = 0;
   // What is to be sent; 0 = nothing now.
@@ -57,6 +59,8 @@ class Channel {
   virtual Flow send(Transport &transport, size_t budget) = 0;
   // Bytes wait to be sent.
   virtual bool sending() = 0;
+  // See Session::awaited(); counted on the wire.
+  virtual size_t awaited() const { return 1; }
   // The last thing to say has been said.
   virtual bool finished() = 0;
   uint64_t bytes_received() const { return bytes_received_; }

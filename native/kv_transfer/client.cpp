@@ -8,6 +8,9 @@
 namespace ls::kv {
 namespace {
 
+// The sender fills the socket more slowly than it is emptied; a wake-up for every few kilobytes would cost more than the copy. Little enough
+// that a slow link does not look silent: 64 KiB within the idle time.
+constexpr size_t kLowWater = 64 << 10;
 constexpr size_t kBudget = 1 << 20;  // bytes moved for one pull before the next has its turn, and a cancel at most waits for
 
 uint32_t micros_since(Clock::time_point begin) {
@@ -143,6 +146,7 @@ bool Client::serve(Job &job, uint64_t id, uint32_t ready) {
     end(job, LS_KV_RESET, "the sender closed the connection");
     return false;
   }
+  if (const size_t low_water = std::min(channel.awaited(), kLowWater); low_water != job.low_water) wake_at(job.socket.fd(), job.low_water = low_water);
   const uint32_t wanted = EPOLLIN | (channel.sending() ? EPOLLOUT : 0u);
   if (wanted != job.events) poller_.change(job.socket.fd(), job.events = wanted, id);
   return true;

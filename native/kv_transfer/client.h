@@ -62,6 +62,7 @@ class Client {
     Clock::time_point begin, last_byte;
     bool connected = false;
     uint32_t events = EPOLLOUT;
+    size_t low_water = 1;  // bytes that must wait in the socket before it counts as readable
   };
   struct Drop {
     Address from;

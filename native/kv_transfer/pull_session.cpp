@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "bytes.h"
-#include "crc32c.h"
+#include "page_sum.h"
 
 namespace ls::kv {
 namespace {
@@ -108,7 +108,7 @@ void PullSession::data_arrived(size_t bytes) {
     page_have_ += take;
     bytes -= take;
     if (page_have_ < page_bytes) return;
-    if (crc32c(0, request_.page(layer_, page_ + frame_done_), page_bytes) != sums_[frame_done_])
+    if (page_sum(request_.page(layer_, page_ + frame_done_), page_bytes) != sums_[frame_done_])
       return end(LS_KV_CORRUPT, "the checksum of layer " + std::to_string(layer_) + ", page " + std::to_string(page_ + frame_done_) + " is wrong");
     page_have_ = 0;
     if (++frame_done_ < frame_pages_) continue;

@@ -24,6 +24,8 @@ class PullSession final : public Session {
  public:
   explicit PullSession(const PullRequest &request);
   size_t want(iovec *out) override;
+  // In the middle of a frame: its rest.
+  size_t awaited() const override { return state_ == State::data ? (frame_pages_ - frame_done_) * request_.layout.page_bytes - page_have_ : 1; }
   void received(size_t bytes) override;
   size_t pending(iovec *out) override;
   void sent(size_t bytes) override { out_sent_ += bytes; }

@@ -92,6 +92,11 @@ int socket_error(int fd) {
   return ::getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &bytes) == 0 ? error : errno;
 }
 
+void wake_at(int fd, size_t bytes) {
+  const int low = static_cast<int>(bytes);
+  ::setsockopt(fd, SOL_SOCKET, SO_RCVLOWAT, &low, sizeof low);
+}
+
 Status Poller::create(Poller &out) {
   out.epoll_ = Socket(::epoll_create1(EPOLL_CLOEXEC));
   out.bell_ = Socket(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));

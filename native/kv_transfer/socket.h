@@ -43,6 +43,8 @@ Status listen_on(const Address &address, Socket &out, uint16_t &port);
 // A connection under way; readable errors come when it becomes writable. errno value, or 0.
 int connect_to(const Address &address, Socket &out);
 int socket_error(int fd);
+// The socket counts as readable only when this many bytes wait in it, or when it is closed.
+void wake_at(int fd, size_t bytes);
 
 // Readiness of many sockets, and a bell that any thread may ring.
 class Poller {

@@ -6,7 +6,7 @@
 #include <cstring>
 
 #include "bytes.h"
-#include "crc32c.h"
+#include "page_sum.h"
 #include "random.h"
 
 namespace ls::kv {
@@ -67,7 +67,7 @@ Staged::~Staged() {
 void Staged::fill(uint32_t layer, uint32_t page, const uint8_t *from) {
   uint8_t *to = data(layer, page);
   std::memcpy(to, from, page_bytes_);
-  *sums(layer, page) = crc32c(0, to, page_bytes_);
+  *sums(layer, page) = page_sum(to, page_bytes_);
 }
 
 uint64_t content_of(std::span<const int32_t> tokens) {

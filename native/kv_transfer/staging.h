@@ -44,7 +44,7 @@ struct StagingCounts {
   std::atomic<uint64_t> filling{0}, filling_bytes{0}, staged{0}, staged_bytes{0};
 };
 
-// One copy: [layer][page][page_bytes] in one mapping, and a CRC-32C of each page of each layer. Memory returns to the system with the object.
+// One copy: [layer][page][page_bytes] in one mapping, and the sum of each page of each layer. Memory returns to the system with the object.
 class Staged {
  public:
   static Status create(const Layout &layout, uint32_t tokens, std::shared_ptr<StagingCounts> counts, std::shared_ptr<Staged> &out);
