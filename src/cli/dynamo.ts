@@ -35,6 +35,8 @@ export function dynamoConfig(argv: readonly string[], env: Env, license: License
   for (const key of ["namespace", "component", "endpoint"] as const)
     if (!NAME.test(values[key])) throw new UsageError(`--${key} / DYN_${key.toUpperCase()}: expected up to 64 lower-case letters, digits, - and _, got "${values[key]}"`);
   const environment = readDynamoEnvironment(env);
+  if (environment.namespaceSuffix !== null && !NAME.test(environment.namespaceSuffix))
+    throw new UsageError(`DYN_NAMESPACE_WORKER_SUFFIX: expected up to 64 lower-case letters, digits, - and _, got "${environment.namespaceSuffix}"`);
   if (values.enableRl) checkRl(environment, values.endpoint);
   return Object.freeze({
     engine: engineConfig(values, license, licenseKey),

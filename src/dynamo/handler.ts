@@ -6,7 +6,7 @@ import type { EngineMetrics, Outcome } from "../telemetry/metrics.ts";
 import { requestFields } from "../telemetry/trace.ts";
 import type { Role } from "./disaggregation/role.ts";
 import { completionUsage, type EngineOutput, logprobFields, outputItem, TokenItem } from "./protocol/engine-output.ts";
-import { internal, invalid, ProtocolError, shutdown } from "./protocol/errors.ts";
+import { internal, invalid, isRefusal, ProtocolError, shutdown } from "./protocol/errors.ts";
 import { unknownFields } from "./protocol/fields.ts";
 import { parseRequest, type PreprocessedRequest } from "./protocol/preprocessed-request.ts";
 import type { Work, WorkContext } from "./request-plane/work-handler.ts";
@@ -111,7 +111,7 @@ export function generateHandler(options: HandlerOptions): Work {
       if (!admitted) options.role.abandoned(body);
       if (clientLeft(context)) outcome = "cancelled";
       const failure = protocolError(error);
-      if (outcome === "failed") log[refused(failure) ? "debug" : "error"]("request failed", { ...fields, error: failure });
+      if (outcome === "failed") log[levelOf(failure)]("request failed", { ...fields, error: failure });
       throw failure;
     } finally {
       if (untold !== null) options.role.withdraw(untold);
@@ -133,8 +133,11 @@ function protocolError(error: unknown): unknown {
   return error.kind === "unavailable" ? shutdown(error.message) : shutdown(`engine failure: ${error.message}`);
 }
 
-/** The request's own fault, which is no news for whoever runs the worker. */
-const refused = (error: unknown): boolean => error instanceof ProtocolError && typeof error.type === "object" && error.type.Backend === "InvalidArgument";
+/** A request's own fault is no news for whoever runs the worker; overload is, without being a fault. */
+function levelOf(error: unknown): "debug" | "warn" | "error" {
+  if (!(error instanceof ProtocolError)) return "error";
+  return isRefusal(error) ? "debug" : error.type === "Unavailable" ? "warn" : "error";
+}
 
 /** Why a step that ends a request without an answer does so. */
 function unfinished(step: StepOutput, options: HandlerOptions): ProtocolError {

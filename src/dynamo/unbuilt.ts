@@ -1,6 +1,7 @@
 import { isIP } from "node:net";
 import type { DynamoConfig } from "../config/engine-config.ts";
 import { UsageError } from "../config/flags.ts";
+import { isGroupAddress } from "./request-plane/local-address.ts";
 import { parseRequest } from "./protocol/preprocessed-request.ts";
 
 /**
@@ -14,8 +15,12 @@ export function refuseUnbuilt({ environment }: DynamoConfig): void {
   if (environment.routeToEncoder) refuse("DYN_ROUTE_TO_ENCODER", "true", "LayerScale has no separate encoder; leave it off");
   if (environment.loraEnabled) refuse("DYN_LORA_ENABLED", "true", "there are no LoRA adapters; leave it off");
   if (environment.healthCheckPayload !== null) checkPayload(environment.healthCheckPayload);
-  for (const [variable, address] of [["DYN_TCP_RPC_HOST", environment.tcpRpcHost], ["POD_IP", environment.podIp]] as const)
-    if (address !== null && isIP(address.replace(/^\[(.*)\]$/, "$1")) === 0) throw new UsageError(`${variable}: expected an IP address, got "${address}"; frontends do not resolve names`);
+  for (const [variable, address] of [["DYN_TCP_RPC_HOST", environment.tcpRpcHost], ["POD_IP", environment.podIp]] as const) {
+    const bare = address?.replace(/^\[(.*)\]$/, "$1") ?? null;
+    if (bare === null) continue;
+    if (isIP(bare) === 0) throw new UsageError(`${variable}: expected an IP address, got "${address}"; frontends do not resolve names`);
+    if (isGroupAddress(bare)) throw new UsageError(`${variable}: expected the address of one host, got "${address}", which names a group`);
+  }
 }
 
 /** A canary that is always refused would keep the worker out of service for ever. */

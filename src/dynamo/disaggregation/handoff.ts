@@ -25,7 +25,7 @@ export function readHandoff(body: unknown): KvSource | string | null {
   if (!isObject(params)) return "prefill_result.disaggregated_params is not an object";
   const { version, host, port, transfer_id: id, layout } = params;
   const integer = (value: unknown) => (typeof value === "bigint" ? Number(value) : value);
-  if (integer(version) !== VERSION) return `version is ${JSON.stringify(integer(version) ?? null)?.slice(0, 40)}, expected ${VERSION}`;
+  if (integer(version) !== VERSION) return `version is not ${VERSION}`;
   if (typeof host !== "string" || host.length > MAX_HOST || isIP(host) === 0) return "host is not a numeric address";
   const to = integer(port);
   if (typeof to !== "number" || !Number.isInteger(to) || to < 1 || to > 65535) return "port is not a number from 1 to 65535";

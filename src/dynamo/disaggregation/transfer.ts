@@ -2,6 +2,7 @@ import type { DynamoConfig } from "../../config/engine-config.ts";
 import type { TransferOptions, TransferReport } from "../../engine/types.ts";
 import { logger } from "../../telemetry/log.ts";
 import type { WorkerEngine } from "../worker-engine.ts";
+import { reachableAddress } from "../request-plane/local-address.ts";
 import { defaultRouteAddress } from "./address.ts";
 
 const log = logger("layerscale::dynamo::transfer");
@@ -9,7 +10,7 @@ const log = logger("layerscale::dynamo::transfer");
 /** How a worker of this role exchanges KV; null = not at all. Only a prefill worker listens, on the address that it gives decode workers. */
 export function transferOptions({ worker, environment }: DynamoConfig): TransferOptions | null {
   if (worker.disaggregationMode === "agg") return null;
-  const host = worker.disaggregationMode === "prefill" ? (environment.podIp?.replace(/^\[(.*)\]$/, "$1") ?? defaultRouteAddress()) : null;
+  const host = worker.disaggregationMode === "prefill" ? (environment.podIp === null ? defaultRouteAddress() : reachableAddress(environment.podIp, defaultRouteAddress)) : null;
   return { host, holdMs: Math.round(environment.kvHoldSeconds * 1000), key: environment.kvKey === null ? null : new TextEncoder().encode(environment.kvKey) };
 }
 

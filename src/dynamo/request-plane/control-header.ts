@@ -1,4 +1,5 @@
 import { parseJson } from "../protocol/bigint-json.ts";
+import { shown } from "../protocol/errors.ts";
 import { payloadCodec, type PayloadCodec } from "../protocol/codec.ts";
 
 /** Where the frontend waits for the answer. */
@@ -60,12 +61,12 @@ export function parseControlHeader(bytes: Uint8Array): ControlHeader {
   }
   const control = object(json(text, "control header"), "control header");
   const requestType = control.request_type ?? "single_in";
-  if (requestType !== "single_in") throw new ControlHeaderError(`request_type: expected single_in, got ${JSON.stringify(requestType)}`);
+  if (requestType !== "single_in") throw new ControlHeaderError(`request_type: expected single_in, got ${shown(requestType)}`);
   const codecName = control.payload_codec ?? undefined;
   const codec = typeof codecName === "string" || codecName === undefined ? payloadCodec(codecName) : null;
-  if (!codec) throw new ControlHeaderError(`payload_codec: expected json or msgpack, got ${JSON.stringify(codecName)}`);
+  if (!codec) throw new ControlHeaderError(`payload_codec: expected json or msgpack, got ${shown(codecName)}`);
   const connection = object(control.connection_info, "connection_info");
-  if (connection.transport !== "tcp_server") throw new ControlHeaderError(`connection_info.transport: expected tcp_server, got ${JSON.stringify(connection.transport)}`);
+  if (connection.transport !== "tcp_server") throw new ControlHeaderError(`connection_info.transport: expected tcp_server, got ${shown(connection.transport)}`);
   const info = object(json(string(connection, "info", "connection_info"), "connection_info.info"), "connection_info.info");
   const metadata = control.metadata;
   return {

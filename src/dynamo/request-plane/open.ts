@@ -2,7 +2,7 @@ import type { DynamoEnvironment } from "../../config/engine-config.ts";
 import { NatsLink } from "../nats/link.ts";
 import { natsOptions } from "../nats/options.ts";
 import type { Dial } from "./dispatch.ts";
-import { localAddress } from "./local-address.ts";
+import { localAddress, reachableAddress } from "./local-address.ts";
 import { NatsRequestPlane } from "./nats-plane.ts";
 import { PlaneError, type RequestPlane } from "./request-plane.ts";
 import { ResponseStream } from "./response-stream.ts";
@@ -12,7 +12,7 @@ import { tcpTls } from "./tls.ts";
 /** The request plane that DYN_REQUEST_PLANE names. @throws PlaneError, UsageError, in one line, naming the variable */
 export async function openRequestPlane(environment: DynamoEnvironment): Promise<RequestPlane> {
   const { tcpRpcHost, podIp, tcpRpcPort: port, tcpMaxMessageSize: maxMessageSize } = environment;
-  const host = (tcpRpcHost ?? podIp ?? localAddress()).replace(/^\[(.*)\]$/, "$1");
+  const host = reachableAddress(tcpRpcHost ?? podIp ?? localAddress());
   const source = tcpRpcHost === null && podIp !== null ? "POD_IP" : "DYN_TCP_RPC_HOST";
   const tls = tcpTls(environment);
   const dial: Dial = (target) => ResponseStream.open(target, tls.dial);

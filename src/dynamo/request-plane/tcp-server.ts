@@ -14,6 +14,8 @@ const STALL_MS = 30_000;
  * descriptor left would keep a core busy until one comes back.
  */
 const MAX_CONNECTIONS = descriptorLimit() >> 1;
+/** Unfinished frames of all connections together, in largest frames: a frontend writes a frame at once, so a handful is never reached by one. */
+const MAX_UNFINISHED = 8;
 /** Unread acknowledgements that a peer may leave, in bytes. */
 const ACK_BACKLOG = 1 << 20;
 
@@ -35,6 +37,8 @@ export interface TcpOptions {
 export class TcpRequestPlane implements RequestPlane {
   readonly #endpoints = new Map<string, Endpoint>();
   readonly #connections = new Set<Socket>();
+  /** Bytes of unfinished frames, all connections together. */
+  #pending = 0;
   readonly #server: Server;
   #port = 0;
   #dropped = 0;
@@ -89,7 +93,15 @@ export class TcpRequestPlane implements RequestPlane {
   #serve(socket: Socket): void {
     const decoder = new FrameDecoder(this.options.maxMessageSize);
     this.#connections.add(socket);
-    socket.on("close", () => this.#connections.delete(socket));
+    let pending = 0;
+    const account = (bytes: number) => {
+      this.#pending += bytes - pending;
+      pending = bytes;
+    };
+    socket.on("close", () => {
+      this.#connections.delete(socket);
+      account(0);
+    });
     socket.on("error", (error) => log.debug("request connection failed", { error, peer: socket.remoteAddress }));
     socket.on("timeout", () => {
       if (decoder.pending === 0 && socket.writableLength === 0) return;
@@ -106,6 +118,12 @@ export class TcpRequestPlane implements RequestPlane {
         // Whatever it is, it costs this connection and nothing else: acknowledgements may be out of order now.
         const at = error instanceof FrameError ? "warn" : "error";
         log[at]("request connection closed: not a request frame", { error, peer: socket.remoteAddress });
+        socket.destroy();
+        return;
+      }
+      account(decoder.pending);
+      if (this.#pending > MAX_UNFINISHED * this.options.maxMessageSize) {
+        log.warn("request connection closed: unfinished frames hold too much memory", { peer: socket.remoteAddress, pendingBytes: pending, allPendingBytes: this.#pending });
         socket.destroy();
         return;
       }

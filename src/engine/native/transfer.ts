@@ -1,7 +1,11 @@
 import type { Library, Pointer } from "bun:ffi";
+import { descriptorLimit } from "../../util/descriptors.ts";
 import { int32Words, joinU64, splitU64 } from "../../util/words.ts";
 import type { KvSource, TransferCounts, TransferOptions } from "../types.ts";
 import { LS_KV_DIGEST_BYTES, LS_KV_EVENT_WORDS, LS_KV_LAYOUT_BYTES, ls_kv_config, ls_kv_source, ls_kv_stats_t, type symbols } from "./abi.gen.ts";
+
+/** Of the transfer listener: an eighth of the descriptors, which requests, discovery and these share; at most what the library takes by itself. */
+const MAX_CONNECTIONS = Math.max(8, Math.min(256, descriptorLimit() >> 3));
 
 type Symbols = Library<typeof symbols>["symbols"];
 
@@ -84,7 +88,7 @@ export class FfiTransfer implements NativeTransfer {
     this.#engine = engine;
     this.#check = check;
     if (modelDigest.length !== LS_KV_DIGEST_BYTES) throw new RangeError(`model digest of ${modelDigest.length} bytes, expected ${LS_KV_DIGEST_BYTES}`);
-    const config = struct(ls_kv_config, { hold_ms: holdMs, key_bytes: key?.length ?? 0 });
+    const config = struct(ls_kv_config, { hold_ms: holdMs, key_bytes: key?.length ?? 0, max_connections: MAX_CONNECTIONS });
     this.port = check("ls_kv_start", native.ls_kv_start(engine, config, owned(modelDigest), null, key === null ? null : owned(key), host === null ? null : cString(host)));
   }
 

@@ -70,6 +70,9 @@ describe("dynamo options", () => {
   test.each(["UPPER", "a b", "", "n".repeat(65), "a/b"])("namespace %p is refused before anything is loaded", (name) => {
     expect(usage(() => dynamo(["--namespace", name]))).toContain("--namespace");
   });
+  test.each(["a/b", "..", "x y", "UPPER", "é"])("namespace suffix %p is refused like a namespace", (suffix) => {
+    expect(usage(() => dynamo([], { DYN_NAMESPACE_WORKER_SUFFIX: suffix }))).toBe(`DYN_NAMESPACE_WORKER_SUFFIX: expected up to 64 lower-case letters, digits, - and _, got "${suffix}"`);
+  });
   test("encode is refused with its reason", () => expect(usage(() => dynamo(["--disaggregation-mode", "encode"]))).toContain("no separate encoder"));
   test("a bad value from a variable names the variable", () => {
     expect(usage(() => dynamo([], { DYN_ENDPOINT_TYPES: "chat,foo" }))).toContain("DYN_ENDPOINT_TYPES");

@@ -43,7 +43,7 @@ describe("the hand-off", () => {
     expect(readHandoff({ prefill_result: null })).toBeNull();
   });
   test.each([
-    ["version", 2], ["version", null], ["host", "example.org"], ["host", 7], ["host", "1".repeat(1000)], ["port", 0], ["port", 65536], ["port", 1.5], ["port", "80"],
+    ["version", 2], ["version", null], ["version", [2n ** 70n]], ["version", { a: 2n ** 64n }], ["host", "example.org"], ["host", 7], ["host", "1".repeat(1000)], ["port", 0], ["port", 65536], ["port", 1.5], ["port", "80"],
     ["transfer_id", 5], ["transfer_id", "18446744073709551616"], ["transfer_id", "-1"], ["transfer_id", "1e3"], ["layout", ""], ["layout", "#"], ["layout", "A".repeat(5000)], ["layout", [1]],
   ] as const)("%s = %p is not taken", (field, value) => {
     expect(readHandoff({ prefill_result: { disaggregated_params: { ...params, [field]: value } } })).toBeTypeOf("string");
@@ -138,6 +138,8 @@ describe("the address of a prefill worker", () => {
     expect(options("decode")).toEqual({ host: null, holdMs: 60_000, key: null });
     expect(options("prefill", { POD_IP: "[2001:db8::9]", LAYERSCALE_KV_HOLD_SECONDS: "1.5", LAYERSCALE_KV_KEY: "0123456789abcdef" })).toEqual({ host: "2001:db8::9", holdMs: 1500, key: new TextEncoder().encode("0123456789abcdef") });
     expect(options("prefill")!.host).toBeTypeOf("string");
+    // "All addresses" says nothing to a decode worker elsewhere.
+    for (const wildcard of ["0.0.0.0", "::", "[::]"]) expect(options("prefill", { POD_IP: wildcard })!.host).toBe(options("prefill")!.host);
   });
   test.each([["LAYERSCALE_KV_HOLD_SECONDS", "0"], ["LAYERSCALE_KV_HOLD_SECONDS", "soon"], ["LAYERSCALE_KV_KEY", "short"], ["LAYERSCALE_KV_KEY", "x".repeat(65)]])("%s=%s is refused by name, a key without its text", (name, value) => {
     expect(() => readDynamoEnvironment({ [name]: value })).toThrow(name);

@@ -1,4 +1,5 @@
 import { describe, expect, test } from "bun:test";
+import { stringifyJson } from "../../../src/dynamo/protocol/bigint-json.ts";
 import { ControlHeaderError, parseAddress, parseControlHeader } from "../../../src/dynamo/request-plane/control-header.ts";
 import { encodeAck, encodeFrame, FrameDecoder, FrameError, type RequestFrame } from "../../../src/dynamo/request-plane/frame-codec.ts";
 import { decodeTwoPart, encodeTwoPart, TwoPartDecoder } from "../../../src/dynamo/request-plane/two-part.ts";
@@ -88,7 +89,7 @@ describe("two-part messages", () => {
 
 describe("control header", () => {
   const header = (patch: Record<string, unknown> = {}, address = "::1:21101") =>
-    Buffer.from(JSON.stringify({ id: "0b3e", request_type: "single_in", payload_codec: "msgpack", connection_info: { transport: "tcp_server", info: JSON.stringify({ address, subject: "9022" }) }, ...patch }));
+    Buffer.from(stringifyJson({ id: "0b3e", request_type: "single_in", payload_codec: "msgpack", connection_info: { transport: "tcp_server", info: JSON.stringify({ address, subject: "9022" }) }, ...patch }));
   test("names id, codec and target; the port stands behind the last colon", () => {
     const control = parseControlHeader(header());
     expect([control.id, control.codec.name, control.target]).toEqual(["0b3e", "msgpack", { host: "::1", port: 21101, subject: "9022" }]);
@@ -100,7 +101,7 @@ describe("control header", () => {
     for (const bad of ["", "host", ":80", "h:0", "h:65536", "h:1x", "h:-1"]) expect(() => parseAddress(bad)).toThrow(ControlHeaderError);
   });
   test("what it cannot serve is refused by name", () => {
-    for (const [patch, name] of [[{ request_type: "many_in" }, "request_type"], [{ payload_codec: "cbor" }, "payload_codec"], [{ id: 5 }, "id"], [{ connection_info: null }, "connection_info"], [{ connection_info: { transport: "udp", info: "{}" } }, "transport"]] as const)
+    for (const [patch, name] of [[{ request_type: "many_in" }, "request_type"], [{ payload_codec: "cbor" }, "payload_codec"], [{ request_type: 2n ** 64n }, "request_type"], [{ payload_codec: [2n ** 64n] }, "payload_codec"], [{ id: 5 }, "id"], [{ connection_info: null }, "connection_info"], [{ connection_info: { transport: "udp", info: "{}" } }, "transport"]] as const)
       expect(() => parseControlHeader(header(patch))).toThrow(name);
     for (const bytes of [Buffer.from("{"), Buffer.from("[]"), Buffer.from([0xff])]) expect(() => parseControlHeader(bytes)).toThrow(ControlHeaderError);
   });

@@ -6,6 +6,7 @@ import type { EndpointName } from "../../../src/dynamo/discovery/records.ts";
 import { stringifyJson } from "../../../src/dynamo/protocol/bigint-json.ts";
 import { payloadCodec } from "../../../src/dynamo/protocol/codec.ts";
 import { encodeFrame } from "../../../src/dynamo/request-plane/frame-codec.ts";
+import { localAddress } from "../../../src/dynamo/request-plane/local-address.ts";
 import { openRequestPlane } from "../../../src/dynamo/request-plane/open.ts";
 import type { Endpoint, IncomingRequest } from "../../../src/dynamo/request-plane/request-plane.ts";
 import { ResponseStream } from "../../../src/dynamo/request-plane/response-stream.ts";
@@ -145,6 +146,23 @@ describe("limits", () => {
     other.socket.write(request());
     await until("the other is served on", () => other.acks.length === 2);
   });
+  test("unfinished frames are bounded together; finished ones and their connections go on", async () => {
+    const made = await plane(() => {}, { maxMessageSize: 64 << 10 });
+    const other = new Connection(made.port);
+    other.socket.write(request());
+    const half = request({ body: Buffer.alloc(60_000, 32) }).subarray(0, 50_000);
+    const halves = Array.from({ length: 24 }, () => new Connection(made.port));
+    for (const connection of halves) connection.socket.write(half);
+    // 8 frames of 64 KiB: ten halves fit, whoever comes later goes.
+    await until("some are closed", () => halves.filter(({ closed }) => closed).length >= 24 - 11);
+    for (const connection of halves) connection.socket.destroy();
+    other.socket.write(request());
+    await until("the other is served on", () => other.acks.length === 2);
+    const late = new Connection(made.port);
+    late.socket.write(request({ body: Buffer.from(JSON.stringify("x".repeat(60_000))) }));
+    await until("room again", () => late.acks.length === 1);
+    expect(late.acks).toEqual([""]);
+  });
   test("connections beyond the limit are closed at once, those before are served, and room comes back", async () => {
     const made = await plane(() => {}, { maxConnections: 3 });
     const first = Array.from({ length: 3 }, () => new Connection(made.port));
@@ -262,6 +280,11 @@ describe("the address", () => {
     const made = await openRequestPlane(environment(patch as Record<string, string>));
     open.push(made);
     expect((made.transport(name, id) as { tcp: string }).tcp).toMatch(new RegExp(`^${start.replace(/[[\]]/g, "\\$&")}\\d+/${PATH}$`));
+  });
+  test.each<Record<string, string>>([{ DYN_TCP_RPC_HOST: "0.0.0.0" }, { POD_IP: "::" }, { DYN_TCP_RPC_HOST: "[::]" }])('%p means this host: "all addresses" would send others to themselves', async (patch: Record<string, string>) => {
+    const made = await openRequestPlane(environment(patch));
+    open.push(made);
+    expect(made.host).toBe(localAddress());
   });
   test.each([["DYN_TCP_RPC_HOST", { DYN_TCP_RPC_HOST: "192.0.2.1" }], ["POD_IP", { POD_IP: "192.0.2.1" }]])("%s that is no address of this host is a start error", async (variable, patch) => {
     await expect(openRequestPlane(environment(patch as Record<string, string>))).rejects.toThrow(new RegExp(`^${variable}.*192\\.0\\.2\\.1`));

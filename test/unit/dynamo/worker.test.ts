@@ -288,6 +288,7 @@ describe("choices this build does not serve", () => {
   const cases: [string, Record<string, string>, Partial<DynamoConfig["worker"]>][] = [
     ["DYN_ROUTE_TO_ENCODER", { DYN_ROUTE_TO_ENCODER: "1" }, {}], ["DYN_LORA_ENABLED", { DYN_LORA_ENABLED: "true" }, {}],
     ["DYN_HEALTH_CHECK_PAYLOAD", { DYN_HEALTH_CHECK_PAYLOAD: '{"prompt":"test"}' }, {}], ["DYN_TCP_RPC_HOST", { DYN_TCP_RPC_HOST: "worker.local" }, {}],
+    ["DYN_TCP_RPC_HOST", { DYN_TCP_RPC_HOST: "239.1.2.3" }, {}], ["POD_IP", { POD_IP: "ff02::1" }, {}],
   ];
   test.each(cases)("%s %p %p is refused by name", (name, environment, worker) => {
     const base = config("/tmp/none", environment);
