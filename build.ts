@@ -100,9 +100,10 @@ async function compile(): Promise<void> {
   writeFileSync(stampFile, stamp);
 }
 
-/** Static checks: generated bindings are fresh, types, lint. */
+/** Static checks: generated bindings and reference pages are fresh, types, lint. */
 async function check(): Promise<void> {
   await $`${process.execPath} scripts/abi-gen.ts --check`.cwd(root);
+  await $`${process.execPath} scripts/docs-gen.ts --check`.cwd(root);
   await $`${join(root, "node_modules/.bin/tsc")} --noEmit`.cwd(root);
   await $`${join(root, "node_modules/.bin/oxlint")} --quiet src test bench scripts build.ts`.cwd(root);
 }

@@ -1,5 +1,6 @@
 import { isMainThread, workerData } from "node:worker_threads";
 import { dynamoConfig, dynamoHelp } from "./cli/dynamo.ts";
+import { licenseKey } from "./cli/license-key.ts";
 import { serveConfig, serveHelp } from "./cli/serve.ts";
 import { versionText } from "./cli/version.ts";
 import { UsageError } from "./config/flags.ts";
@@ -9,18 +10,19 @@ import { checkLicense, LICENSE_EXIT_CODE, LicenseError } from "./license/license
 const EXIT_FAILURE = 1;
 const EXIT_USAGE = 2;
 
-/** The licence gate comes before everything but --version: before help, before any flag is judged. */
+/** The licence gate comes before everything but --version and doctor: before help, before any flag is judged. */
 async function main(argv: readonly string[], env: Record<string, string | undefined>): Promise<number> {
   if (argv[0] === "--version" || argv[0] === "-v" || argv[0] === "version") {
     console.log(await versionText());
     return 0;
   }
+  if (argv[0] === "doctor") return (await import("./cli/doctor.ts")).runDoctor(argv.slice(1), env);
   const { key, source } = licenseKey(argv, env);
   const license = checkLicense(key, source);
   const dynamo = argv[0] === "dynamo";
   const rest = dynamo || argv[0] === "serve" ? argv.slice(1) : argv;
   if (rest.includes("--help") || rest.includes("-h") || rest[0] === "help") {
-    console.log(dynamo ? dynamoHelp() : argv[0] === "serve" ? serveHelp() : `${serveHelp()}\n\nOther commands: layerscale dynamo (a Dynamo worker; see layerscale dynamo --help), layerscale --version`);
+    console.log(dynamo ? dynamoHelp() : argv[0] === "serve" ? serveHelp() : `${serveHelp()}\n\nOther commands: layerscale dynamo (a Dynamo worker; see layerscale dynamo --help), layerscale doctor (says what would keep a start from working; see layerscale doctor --help), layerscale --version`);
     return 0;
   }
   if (dynamo) {
@@ -29,15 +31,6 @@ async function main(argv: readonly string[], env: Record<string, string | undefi
   }
   const config = serveConfig(rest, env, license, key as string);
   return (await import("./serve/serve.ts")).runServe(config);
-}
-
-/** The flag beats the variable; a flag without a value is a missing key. */
-function licenseKey(argv: readonly string[], env: Record<string, string | undefined>): { key: string | undefined; source: string } {
-  const inline = argv.findLast((word) => word.startsWith("--license-key="));
-  if (inline !== undefined) return { key: inline.slice("--license-key=".length), source: "--license-key" };
-  const at = argv.lastIndexOf("--license-key");
-  if (at >= 0) return { key: argv[at + 1]?.startsWith("--") ? undefined : argv[at + 1], source: "--license-key" };
-  return { key: env.LAYERSCALE_LICENSE_KEY, source: "LAYERSCALE_LICENSE_KEY" };
 }
 
 /** One line for people; a stack only for what nobody foresaw. */
@@ -50,7 +43,7 @@ function report(error: unknown): number {
     console.error(`error: ${error.message}`);
     return EXIT_USAGE;
   }
-  const foreseen = error instanceof Error && ["ModelError", "EngineError", "NativeError"].includes(error.name);
+  const foreseen = error instanceof Error && ["ModelError", "HubError", "EngineError", "NativeError"].includes(error.name);
   console.error(foreseen ? `error: ${(error as Error).message}` : error);
   return EXIT_FAILURE;
 }

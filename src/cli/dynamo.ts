@@ -1,11 +1,13 @@
 import type { DynamoConfig, DynamoEnvironment } from "../config/engine-config.ts";
 import { dynamoEnvironmentHelp, readDynamoEnvironment } from "../config/env.ts";
 import { flags, helpText, parseFlags, UsageError } from "../config/flags.ts";
+import { hubEnvironmentHelp } from "../config/hub-env.ts";
+import { processEnvironmentHelp } from "../config/process-env.ts";
 import type { License } from "../license/license.ts";
 import { engineConfig, engineFlags } from "./engine-flags.ts";
 
 /** Dynamo's own worker options: names, variables and defaults are Dynamo 1.5.0's. */
-const workerFlags = flags({
+export const workerFlags = flags({
   disaggregationMode: { kind: "string", metavar: "MODE", default: "agg", env: "DYN_DISAGGREGATION_MODE", help: "Role of this worker: agg | prefill | decode; encode is refused, there is no separate encoder" },
   namespace: { kind: "string", metavar: "NS", default: "dynamo", env: "DYN_NAMESPACE", help: "Dynamo namespace" },
   component: { kind: "string", metavar: "NAME", default: "backend", env: "DYN_COMPONENT", help: "Component name within the namespace" },
@@ -39,7 +41,7 @@ export function dynamoConfig(argv: readonly string[], env: Env, license: License
     throw new UsageError(`DYN_NAMESPACE_WORKER_SUFFIX: expected up to 64 lower-case letters, digits, - and _, got "${environment.namespaceSuffix}"`);
   if (values.enableRl) checkRl(environment, values.endpoint);
   return Object.freeze({
-    engine: engineConfig(values, license, licenseKey),
+    engine: engineConfig(values, env, license, licenseKey),
     worker: Object.freeze({
       disaggregationMode: mode === "aggregated" ? ("agg" as const) : mode,
       namespace: values.namespace,
@@ -64,7 +66,7 @@ function checkRl({ rlEndpoint, systemPort }: DynamoEnvironment, endpoint: string
 
 export const dynamoHelp = (): string => `layerscale dynamo: a worker of NVIDIA Dynamo 1.5
 
-Usage: layerscale dynamo --model PATH [options]
+Usage: layerscale dynamo --model MODEL [options]
 
 Engine options
 ${helpText(engineFlags)}
@@ -73,4 +75,10 @@ Worker options
 ${helpText(workerFlags)}
 
 Environment
-${dynamoEnvironmentHelp()}`;
+${dynamoEnvironmentHelp()}
+
+Environment of models from the hub
+${hubEnvironmentHelp()}
+
+Environment of the process
+${processEnvironmentHelp()}`;

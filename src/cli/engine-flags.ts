@@ -1,5 +1,6 @@
 import type { EngineConfig } from "../config/engine-config.ts";
 import { flags, UsageError, type FlagValues } from "../config/flags.ts";
+import { readHubEnvironment } from "../config/hub-env.ts";
 import type { License } from "../license/license.ts";
 
 /** KV cache dtypes that exist in the product; the CPU serves the first three. */
@@ -7,7 +8,7 @@ const KV_DTYPES_CPU = ["auto", "f32", "bf16"] as const;
 
 /** Options of the engine, the same under both subcommands. */
 export const engineFlags = flags({
-  model: { kind: "string", metavar: "PATH", default: null, help: "Model directory (Hugging Face layout) or .gguf file; required" },
+  model: { kind: "string", metavar: "MODEL", default: null, help: "Model directory (Hugging Face layout), .gguf file, or a repo of the Hugging Face hub: ORG/NAME[@REVISION][:FILE.gguf]; required" },
   licenseKey: { kind: "string", metavar: "KEY", default: null, env: "LAYERSCALE_LICENSE_KEY", help: "Licence key LSK-…; required" },
   servedModelName: { kind: "string", metavar: "NAME", default: null, help: "Model name clients ask for; without it the model's own name" },
   ctx: { kind: "int", default: null, min: 16, max: 16_777_216, help: "Context length in tokens, at most the model's own" },
@@ -23,8 +24,8 @@ export const engineFlags = flags({
 });
 
 /** @throws UsageError for what the table alone cannot judge */
-export function engineConfig(values: FlagValues<typeof engineFlags>, license: License, licenseKey: string): EngineConfig {
-  if (values.model === null) throw new UsageError("--model: expected a model directory or .gguf file; the option is required");
+export function engineConfig(values: FlagValues<typeof engineFlags>, env: Record<string, string | undefined>, license: License, licenseKey: string): EngineConfig {
+  if (values.model === null) throw new UsageError("--model: expected a model directory, a .gguf file or a repo id; the option is required");
   const device = values.device.toLowerCase();
   if (device !== "cpu")
     throw new UsageError(/^cuda(:\d+)?$/.test(device) ? `--device: "${values.device}" needs a CUDA library, which this build does not contain; expected cpu` : `--device: expected cpu, got "${values.device}"`);
@@ -35,6 +36,7 @@ export function engineConfig(values: FlagValues<typeof engineFlags>, license: Li
   if (!kvCacheDtype) throw new UsageError(`--kv-cache-dtype: expected one of ${KV_DTYPES_CPU.join(", ")} on the CPU, got "${values.kvCacheDtype}"`);
   return Object.freeze<EngineConfig>({
     model: values.model,
+    hub: readHubEnvironment(env),
     ctx: values.ctx,
     maxNumSeqs: values.maxNumSeqs,
     gpuMemoryUtilization: values.gpuMemoryUtilization,

@@ -1,10 +1,12 @@
 import { isIP } from "node:net";
 import type { ServeConfig } from "../config/engine-config.ts";
 import { flags, helpText, parseFlags, UsageError } from "../config/flags.ts";
+import { hubEnvironmentHelp } from "../config/hub-env.ts";
+import { processEnvironmentHelp } from "../config/process-env.ts";
 import type { License } from "../license/license.ts";
 import { engineConfig, engineFlags } from "./engine-flags.ts";
 
-const serverFlags = flags({
+export const serverFlags = flags({
   host: { kind: "string", metavar: "ADDRESS", default: "127.0.0.1", env: "LAYERSCALE_HOST", help: "Address to listen on" },
   port: { kind: "int", default: 8080, min: 0, max: 65_535, env: "LAYERSCALE_PORT", help: "Port to listen on; 0 = any free port" },
   apiKey: { kind: "switch", help: "Ask clients for the licence key as bearer token or x-api-key" },
@@ -24,17 +26,23 @@ function checkHost(host: string): string {
 /** @throws UsageError */
 export function serveConfig(argv: readonly string[], env: Env, license: License, licenseKey: string): ServeConfig {
   const values = parseFlags({ ...engineFlags, ...serverFlags }, argv, env);
-  return Object.freeze({ engine: engineConfig(values, license, licenseKey), host: checkHost(values.host), port: values.port, apiKey: values.apiKey });
+  return Object.freeze({ engine: engineConfig(values, env, license, licenseKey), host: checkHost(values.host), port: values.port, apiKey: values.apiKey });
 }
 
 export const serveHelp = (): string => `layerscale serve: an HTTP server with OpenAI's API over one model
 
-Usage: layerscale [serve] --model PATH [options]
+Usage: layerscale [serve] --model MODEL [options]
 
 Engine options
 ${helpText(engineFlags)}
 
 Server options
 ${helpText(serverFlags)}
+
+Environment of models from the hub
+${hubEnvironmentHelp()}
+
+Environment of the process
+${processEnvironmentHelp()}
 
 Routes: /health /healthz /metrics /v1/models /v1/chat/completions /v1/completions`;

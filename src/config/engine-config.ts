@@ -1,9 +1,25 @@
 import type { LogFilter } from "../util/log-filter.ts";
 
+/** How models come from the hub; variables of huggingface_hub. */
+export interface HubEnvironment {
+  /** Of downloaded models; absolute. */
+  cacheDir: string;
+  /** null = as the token file says, if there is one. */
+  token: string | null;
+  tokenPath: string;
+  /** Without a slash at its end. */
+  endpoint: string;
+  offline: boolean;
+  metadataSeconds: number;
+  stallSeconds: number;
+  noBar: boolean;
+}
+
 /** Engine options as flags give them, shared by both subcommands. Frozen after parsing. */
 export interface EngineConfig {
-  /** Directory or .gguf file. */
+  /** Directory, .gguf file, or a repo of the hub: `org/name[@revision][:file.gguf]`. */
   model: string;
+  hub: HubEnvironment;
   /** null = the model's own limit. */
   ctx: number | null;
   maxNumSeqs: number;

@@ -2,64 +2,14 @@ import { tmpdir } from "node:os";
 import { join } from "node:path";
 import type { DynamoEnvironment, LogSettings } from "./engine-config.ts";
 import { DEFAULT_FILTER, parseLogFilter } from "../util/log-filter.ts";
-import { parseBoolean, UsageError } from "./flags.ts";
+import { UsageError } from "./flags.ts";
 import { readPayload } from "./health-payload.ts";
-
-type Env = Record<string, string | undefined>;
-
-/** One variable: how to read it and what help says. An empty value counts as unset; a bad one is an error that names the variable. */
-interface Variable<T> {
-  name: string;
-  help: string;
-  shown: string;
-  read(text: string | undefined): T;
-}
-
-function variable<T>(name: string, shown: string, help: string, fallback: T, parse: (text: string, fail: (expected: string) => UsageError) => T): Variable<T> {
-  return {
-    name,
-    help,
-    shown,
-    read: (text) => (text === undefined || text === "" ? fallback : parse(text, (expected) => new UsageError(`${name}: expected ${expected}, got "${text}"`))),
-  };
-}
-const text = <T extends string | null>(name: string, shown: string, help: string, fallback: T) => variable<string | T>(name, shown, help, fallback, (value) => value);
-const choice = <T extends string>(name: string, help: string, of: readonly T[], fallback: T) =>
-  variable<T>(name, fallback, `${of.join(" | ")}; ${help}`, fallback, (value, fail) => {
-    const found = of.find((item) => item === value.toLowerCase());
-    if (!found) throw fail(`one of ${of.join(", ")}`);
-    return found;
-  });
-const integer = <T extends number | null>(name: string, shown: string, help: string, fallback: T, min: number, max: number) =>
-  variable<number | T>(name, shown, help, fallback, (value, fail) => {
-    const n = /^-?\d+$/.test(value.trim()) ? Number(value) : NaN;
-    if (!(n >= min && n <= max)) throw fail(`an integer from ${min} to ${max}`);
-    return n;
-  });
-const boolean = (name: string, help: string, fallback: boolean) =>
-  variable<boolean>(name, String(fallback), help, fallback, (value, fail) => {
-    const b = parseBoolean(value);
-    if (b === null) throw fail("true or false");
-    return b;
-  });
-
-const path = (name: string, help: string, fallback: string) =>
-  variable<string>(name, fallback, help, fallback, (value, fail) => {
-    if (!/^\/[^\s?#]*$/.test(value)) throw fail("a path that begins with /");
-    return value;
-  });
-const json = (value: string): unknown => {
-  try {
-    return JSON.parse(value);
-  } catch {
-    return undefined;
-  }
-};
+import { boolean, choice, type Env, integer, json, path, readVariables, text, variable, type Variable, variablesHelp } from "./variable.ts";
 
 const GIB = 1 << 30;
 
 /** What Dynamo's runtime reads directly; the table is parsing, help and documentation at once. */
-const DYNAMO_VARIABLES = {
+export const DYNAMO_VARIABLES = {
   discoveryBackend: choice("DYN_DISCOVERY_BACKEND", "where workers and frontend find each other", ["etcd", "kubernetes", "file", "mem"] as const, "etcd"),
   fileKv: variable<string>("DYN_FILE_KV", "<tmp>/dynamo_store_kv", "directory of file discovery", "", (value) => value),
   etcdEndpoints: variable<string[]>("ETCD_ENDPOINTS", "http://localhost:2379", "comma-separated etcd addresses", ["http://localhost:2379"], (value, fail) => {
@@ -154,7 +104,7 @@ const DYNAMO_VARIABLES = {
 
 /** @throws UsageError naming the variable, its value and what was expected */
 export function readDynamoEnvironment(env: Env): DynamoEnvironment {
-  const read = Object.fromEntries(Object.entries(DYNAMO_VARIABLES).map(([key, variable]) => [key, variable.read(env[variable.name])])) as unknown as DynamoEnvironment;
+  const read = readVariables<DynamoEnvironment>(DYNAMO_VARIABLES, env);
   return Object.freeze({
     ...read,
     fileKv: read.fileKv || join(tmpdir(), "dynamo_store_kv"),
@@ -163,7 +113,4 @@ export function readDynamoEnvironment(env: Env): DynamoEnvironment {
   });
 }
 
-export function dynamoEnvironmentHelp(): string {
-  const width = Math.max(...Object.values(DYNAMO_VARIABLES).map((v) => v.name.length)) + 4;
-  return Object.values(DYNAMO_VARIABLES).map((v) => `  ${v.name.padEnd(width - 2)}${v.help} [default ${v.shown}]`).join("\n");
-}
+export const dynamoEnvironmentHelp = (): string => variablesHelp(DYNAMO_VARIABLES);

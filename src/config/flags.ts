@@ -35,7 +35,8 @@ export function flags<const T extends FlagTable>(table: T): T {
   return table;
 }
 
-const kebab = (key: string) => key.replace(/[A-Z]/g, (c) => "-" + c.toLowerCase());
+/** "maxNumSeqs" -> "max-num-seqs" */
+export const flagName = (key: string): string => key.replace(/[A-Z]/g, (c) => "-" + c.toLowerCase());
 
 /**
  * Parses argv (without program and subcommand) by the table: flag, else variable, else default.
@@ -45,7 +46,7 @@ export function parseFlags<T extends FlagTable>(table: T, argv: readonly string[
   const given = tokenize(table, argv);
   const values: Record<string, unknown> = {};
   for (const [key, flag] of Object.entries(table)) {
-    const name = kebab(key);
+    const name = flagName(key);
     if (given.has(name)) values[key] = flag.kind === "switch" ? true : convert(flag, given.get(name) as string, `--${name}`);
     else if (flag.env !== undefined && env[flag.env]) values[key] = convert(flag, env[flag.env] as string, flag.env);
     else values[key] = flag.kind === "switch" ? false : flag.kind === "list" ? [...flag.default] : flag.default;
@@ -56,7 +57,7 @@ export function parseFlags<T extends FlagTable>(table: T, argv: readonly string[
 /** Flag name → raw text ("" for a switch). The last of repeated flags wins. */
 function tokenize(table: FlagTable, argv: readonly string[]): Map<string, string> {
   const options = Object.fromEntries(
-    Object.entries(table).map(([key, flag]) => [kebab(key), { type: flag.kind === "switch" ? ("boolean" as const) : ("string" as const) }]),
+    Object.entries(table).map(([key, flag]) => [flagName(key), { type: flag.kind === "switch" ? ("boolean" as const) : ("string" as const) }]),
   );
   const { tokens } = parseArgs({ args: [...argv], options, strict: false, tokens: true, allowPositionals: true });
   const given = new Map<string, string>();
@@ -140,7 +141,7 @@ export function helpText(table: FlagTable): string {
     if (flag.kind === "enum") notes.push(flag.of.join(" | "));
     if (flag.env) notes.push(`env ${flag.env}`);
     if (flag.kind !== "switch" && flag.default !== null) notes.push(`default ${Array.isArray(flag.default) ? flag.default.join(",") : flag.default}`);
-    return { left: `  --${kebab(key)}${value}`, right: flag.help + (notes.length ? ` [${notes.join("; ")}]` : "") };
+    return { left: `  --${flagName(key)}${value}`, right: flag.help + (notes.length ? ` [${notes.join("; ")}]` : "") };
   });
   const width = Math.min(44, Math.max(...rows.map((row) => row.left.length)) + 2);
   return rows.map((row) => (row.left.length < width ? row.left.padEnd(width) + row.right : `${row.left}\n${" ".repeat(width)}${row.right}`)).join("\n");

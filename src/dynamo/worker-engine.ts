@@ -37,6 +37,8 @@ export interface LoadedWorker {
   model: LoadedModel;
   tokenizer: Tokenizer;
   servedName: string;
+  /** The repo that the model came from, as it was asked for; null or absent for a local path. */
+  source?: string | null;
   /** Present where weights can be exchanged and generation paused (--enable-rl); the engine is a ControlledEngine then. */
   weights?: WeightSource;
 }

@@ -55,12 +55,17 @@ class StartError extends Error {
 export async function runDynamo(config: DynamoConfig): Promise<number> {
   setLogFilter(config.environment.log.filter);
   refuseUnbuilt(config);
-  refuseRecurrent(config);
+  refuseRecurrent(config, config.engine.model);
   const stop = onStopSignal();
   try {
     // Loaded here, not above: a refused choice must not need the native library.
-    const { loadEngine } = await import("../runtime/load-engine.ts");
-    return await runWorker(config, stop, () => loadEngine(config.engine, undefined, transferOptions(config)));
+    const { loadEngine, openConfiguredModel } = await import("../runtime/load-engine.ts");
+    return await runWorker(config, stop, async () => {
+      const opened = await openConfiguredModel(config.engine, stop.asked, (directory) => refuseRecurrent(config, directory));
+      // A .gguf file has no settings to look at before it is there.
+      refuseRecurrent(config, opened.model.path);
+      return loadEngine(config.engine, opened, transferOptions(config));
+    });
   } finally {
     stop.dispose();
   }
@@ -250,13 +255,13 @@ class DynamoWorker {
   }
 
   /** The model's record; its files are served from now on. */
-  async #card({ engine, model, servedName }: LoadedWorker): Promise<Record<string, unknown>> {
+  async #card({ engine, model, servedName, source }: LoadedWorker): Promise<Record<string, unknown>> {
     const { worker, environment } = this.config;
     const filesPath = ["/v1/metadata", this.#endpoint.namespace, this.#endpoint.component, this.#endpoint.endpoint, slug(servedName), BASE_MODEL].join("/");
     const base = environment.selfHostMetadata && this.#system ? `${this.#system.baseUrl}${filesPath}` : null;
     const { card, served } = await modelCard({
       servedName,
-      sourcePath: model.path,
+      sourcePath: source ?? model.path,
       files: model.assets.materialize(""),
       architecturalContext: model.spec.maxContext,
       engine: engine.info,

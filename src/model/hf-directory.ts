@@ -45,10 +45,17 @@ export function openHfDirectory(directory: string): LoadedModel {
   };
 }
 
+/** Whether a directory's settings are those of a model that can be served, before its weights are there. @throws ModelError */
+export function checkSettings(directory: string): void {
+  const config = join(directory, "config.json");
+  specFromConfig(config, readJsonFile(config, MAX_CONFIG_BYTES));
+  readTokenizer(join(directory, "tokenizer.json"));
+}
+
 /** A snapshot directory of the hub's cache (models--org--name/snapshots/<commit>) carries the model's name further up. */
 function modelName(directory: string): string {
-  const snapshot = /(?:^|\/)models--([^/]+?)--([^/]+)\/snapshots\/[^/]+$/.exec(directory);
-  return snapshot ? `${snapshot[1]}/${snapshot[2]}` : basename(directory);
+  const snapshot = /(?:^|\/)models--([^/]+)\/snapshots\/[^/]+$/.exec(directory);
+  return snapshot ? snapshot[1]!.replace("--", "/") : basename(directory);
 }
 
 function optionalJson(path: string): NamedJson | null {

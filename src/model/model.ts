@@ -13,7 +13,7 @@ export * from "./types.ts";
  * @throws ModelError (rejects) for everything that is missing, malformed or not supported.
  */
 export async function openModel(path: string): Promise<LoadedModel> {
-  const notAModel = () => new ModelError(path, "", "not a directory or .gguf file; downloading from a hub is not supported yet, pass a path");
+  const notAModel = () => new ModelError(path, "", "not a model directory or .gguf file");
   let stat: Stats;
   try {
     stat = statSync(path);

@@ -9,6 +9,7 @@ import { openModel } from "../model/model.ts";
 import { type LoadedModel, ModelError } from "../model/types.ts";
 import { logger } from "../telemetry/log.ts";
 import { Tokenizer } from "../tokenizer/tokenizer.ts";
+import { resolveModel } from "./resolve-model.ts";
 
 export interface LoadedEngine {
   engine: Engine;
@@ -18,6 +19,8 @@ export interface LoadedEngine {
   contextLength: number;
   /** The name clients send. */
   servedName: string;
+  /** The repo that the model came from, as it was asked for; null for a local path. */
+  source: string | null;
   /** Engines over other weights of this model. */
   weights: { check(path: string): Promise<LoadedModel>; start(model: LoadedModel): Promise<Engine> };
 }
@@ -38,29 +41,34 @@ export function servedModelName(config: EngineConfig, model: LoadedModel): strin
   return config.servedModelName ?? (model.format === "gguf" ? basename(model.path).replace(/\.gguf$/i, "") : model.name);
 }
 
-/** Opens a model without loading weights: shapes, names and tokenizer files are checked here. @throws ModelError */
-export const openConfiguredModel = (config: EngineConfig): Promise<LoadedModel> => openModel(config.model);
+/** A model without its weights, and where it came from. */
+export interface OpenedModel {
+  model: LoadedModel;
+  source: string | null;
+}
 
 /**
- * Starts the engine for a model: checks limits, loads weights, warms up. Shared by both subcommands.
- * @param opened a model that was opened before, so that names are known while weights load
- * @param transfer how KV is exchanged with other engines; null = not at all
- * @throws ModelError, EngineError
+ * Opens a model without loading weights, after a download where it is one of the hub: shapes, names and tokenizer files are checked here.
+ * @param check judges the settings of a repo before its weights are downloaded
+ * @throws ModelError, HubError; the signal's reason when it is raised during the download
  */
-export async function loadEngine(config: EngineConfig, opened?: LoadedModel, transfer: TransferOptions | null = null): Promise<LoadedEngine> {
-  const log = logger("layerscale::load");
-  const model = opened ?? (await openConfiguredModel(config));
-  const wanted = Math.min(model.spec.maxContext, config.ctx ?? Infinity, config.licenseMaxCtx ?? Infinity);
-  if (config.ctx !== null && config.ctx > wanted)
-    log.warn("--ctx is cut", { ctx: config.ctx, model: model.spec.maxContext, license: config.licenseMaxCtx, used: wanted });
-  const libraryPath = await findLibrary();
-  const options: EngineOptions = {
+export async function openConfiguredModel(config: EngineConfig, signal: AbortSignal, check?: (directory: string) => void): Promise<OpenedModel> {
+  const { config: local, source } = await resolveModel(config, signal, check);
+  return { model: await openModel(local.model), source };
+}
+
+/** Tokens a sequence may hold before the size of the pool is known. */
+export const contextLimit = (config: EngineConfig, model: LoadedModel): number => Math.min(model.spec.maxContext, config.ctx ?? Infinity, config.licenseMaxCtx ?? Infinity);
+
+/** What an engine for this model is started with. @param isa of the device, which sets how many tokens a step computes */
+export function engineOptions(config: EngineConfig, model: LoadedModel, libraryPath: string, isa: string, transfer: TransferOptions | null): EngineOptions {
+  return {
     spec: model.spec,
     weights: model.weights,
     libraryPath,
-    contextLength: wanted,
+    contextLength: contextLimit(config, model),
     maxNumSeqs: config.maxNumSeqs,
-    chunkedPrefillSize: config.chunkedPrefillSize ?? chunkFor(deviceInfo(openLibrary(libraryPath).symbols).isa),
+    chunkedPrefillSize: config.chunkedPrefillSize ?? chunkFor(isa),
     maxTotalTokens: config.maxTotalTokens,
     memoryUtilization: config.gpuMemoryUtilization ?? CPU_MEMORY_UTILIZATION,
     // f32 keeps quantised and bf16 models within the golden tolerance; bf16 halves the pool at about 0.1 in logprobs of unlikely tokens.
@@ -69,6 +77,21 @@ export async function loadEngine(config: EngineConfig, opened?: LoadedModel, tra
     threads: 0,
     transfer,
   };
+}
+
+/**
+ * Starts the engine for a model: checks limits, loads weights, warms up. Shared by both subcommands.
+ * @param opened by openConfiguredModel, so that names are known while weights load
+ * @param transfer how KV is exchanged with other engines; null = not at all
+ * @throws ModelError, EngineError
+ */
+export async function loadEngine(config: EngineConfig, { model, source }: OpenedModel, transfer: TransferOptions | null = null): Promise<LoadedEngine> {
+  const log = logger("layerscale::load");
+  const wanted = contextLimit(config, model);
+  if (config.ctx !== null && config.ctx > wanted)
+    log.warn("--ctx is cut", { ctx: config.ctx, model: model.spec.maxContext, license: config.licenseMaxCtx, used: wanted });
+  const libraryPath = await findLibrary();
+  const options = engineOptions(config, model, libraryPath, deviceInfo(openLibrary(libraryPath).symbols).isa, transfer);
   const [engine, tokenizer] = await Promise.all([
     Engine.start(options),
     Promise.resolve().then(() => Tokenizer.create(model.assets.tokenizerJson, model.assets.tokenizerConfig)),
@@ -76,7 +99,7 @@ export async function loadEngine(config: EngineConfig, opened?: LoadedModel, tra
   const { transfer: exchange, ...info } = engine.info;
   log.info("engine ready", { ...info, ...(exchange && { transferPort: exchange.port, transferCapBytes: exchange.capBytes }), model: model.name, format: model.format, dtype: model.dtype });
   return {
-    engine, model, tokenizer, contextLength: engine.info.contextLength, servedName: servedModelName(config, model),
+    engine, model, tokenizer, contextLength: engine.info.contextLength, servedName: servedModelName(config, model), source,
     weights: weightSource(options, engine.info, model),
   };
 }

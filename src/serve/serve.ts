@@ -56,7 +56,7 @@ export async function runServe(config: ServeConfig): Promise<number> {
   const url = server.url.origin;
   log.info("listening", { url });
   try {
-    const loading = load(app, config);
+    const loading = load(app, config, stop.asked);
     const loaded = await Promise.race([loading, stop.requested.then(() => null)]);
     if (loaded === null) {
       // Nothing is running yet; loading ends with the process.
@@ -79,11 +79,12 @@ function listenProblem(error: unknown, { host, port }: ServeConfig): string {
 }
 
 /** Opens the model, names it, loads its weights. */
-async function load(app: App, config: ServeConfig): Promise<LoadedEngine> {
-  const model = await openConfiguredModel(config.engine);
+async function load(app: App, config: ServeConfig, stopped: AbortSignal): Promise<LoadedEngine> {
+  const opened = await openConfiguredModel(config.engine, stopped);
+  const { model } = opened;
   const { ctx, licenseMaxCtx } = config.engine;
   app.identify({ name: servedModelName(config.engine, model), contextLength: Math.min(model.spec.maxContext, ctx ?? Infinity, licenseMaxCtx ?? Infinity) });
-  return loadEngine(config.engine, model);
+  return loadEngine(config.engine, opened);
 }
 
 /** Tokens that end an answer: the model's own list, and the tokenizer's eos. */
@@ -95,7 +96,7 @@ function eosTokens(model: LoadedModel, eosTokenId: number | null): number[] {
  * From a loaded model to the end: admits requests until a stop signal or a failure of the engine.
  * @returns exit code: 0 after a stop, 1 after a failure
  */
-export async function serveUntilStopped(app: App, server: Server, loaded: Omit<LoadedEngine, "weights">, stop: StopSignal, url: string): Promise<number> {
+export async function serveUntilStopped(app: App, server: Server, loaded: Omit<LoadedEngine, "weights" | "source">, stop: StopSignal, url: string): Promise<number> {
   const { engine, model, tokenizer, servedName } = loaded;
   const failed = Promise.withResolvers<EngineError>();
   engine.onFailure((error) => {

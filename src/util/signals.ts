@@ -1,6 +1,8 @@
 /** Resolves with the first SIGTERM or SIGINT; `hurry` fires on the second. Call `dispose` when the program no longer waits. */
 export interface StopSignal {
   requested: Promise<NodeJS.Signals>;
+  /** Aborted by the first signal. */
+  asked: AbortSignal;
   /** Aborted by the second signal: stop waiting for anything. */
   hurry: AbortSignal;
   readonly received: boolean;
@@ -12,16 +14,20 @@ const STOPPING = ["SIGTERM", "SIGINT"] as const;
 /** Install before anything slow: as PID 1 a process has no default action for SIGTERM. */
 export function onStopSignal(): StopSignal {
   const hurry = new AbortController();
+  const asked = new AbortController();
   const { promise, resolve } = Promise.withResolvers<NodeJS.Signals>();
   let received = false;
   const handler = (signal: NodeJS.Signals) => {
     if (received) hurry.abort();
     received = true;
     resolve(signal);
+    // After those who wait for the signal: work that this ends must not look like a failure to them.
+    setImmediate(() => asked.abort(new Error(`stopped by ${signal}`)));
   };
   for (const name of STOPPING) process.on(name, handler);
   return {
     requested: promise,
+    asked: asked.signal,
     hurry: hurry.signal,
     get received() {
       return received;

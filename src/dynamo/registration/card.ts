@@ -7,7 +7,7 @@ import { slug } from "./slug.ts";
 
 export interface CardInput {
   servedName: string;
-  /** --model, absolute; part of the checksum that makes workers one group. */
+  /** --model: an absolute path, or a repo of the hub as it was asked for, where a frontend that cannot reach the files looks for them; part of the checksum that makes workers one group. */
   sourcePath: string;
   files: CardFiles;
   /** Tokens the model was trained for. */

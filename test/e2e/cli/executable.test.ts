@@ -56,18 +56,20 @@ describe("the executable, alone in a folder", () => {
     const env = { LAYERSCALE_LICENSE_KEY: key };
     expect(run(["--help"], env).out).toContain("layerscale [serve] --model");
     expect(run(["serve", "--help"], env).out).not.toMatch(/DYN_|--namespace/);
+    expect(run(["serve", "--help"], env).out).toMatch(/HF_HUB_CACHE/);
     expect(run(["dynamo", "--help"], env).out).toMatch(/Engine options[^]*Worker options/);
   });
 
   test.each([
-    [["--model", "no/such-repo"], 1, /no\/such-repo.*download/],
+    [["--model", "no/such-repo"], 1, /--model no\/such-repo: HF_HUB_OFFLINE is set and no commit of revision "main" is known/],
+    [["--model", "./no/such-folder"], 1, /"\.\/no\/such-folder" does not exist/],
     [["--modle", "x"], 2, /--modle.*did you mean --model/],
     [["--model", "x", "--tp", "4"], 2, /--tp.*"4"/],
     [["--model", "x", "--kv-cache-dtype", "int3"], 2, /--kv-cache-dtype.*"int3"/],
     [["--model", "x", "--speculative-algorithm", "NGRAM"], 2, /--speculative-algorithm.*"NGRAM"/],
     [["dynamo", "--model", "x", "--disaggregation-mode", "encode"], 2, /no separate encoder/],
   ])("%p is refused in one line with code %d", (args, code, line) => {
-    const result = run(args, { LAYERSCALE_LICENSE_KEY: key, DYN_DISCOVERY_BACKEND: "file", DYN_FILE_KV: join(folder, "kv") });
+    const result = run(args, { LAYERSCALE_LICENSE_KEY: key, DYN_DISCOVERY_BACKEND: "file", DYN_FILE_KV: join(folder, "kv"), HF_HOME: join(folder, "hf"), HF_HUB_OFFLINE: "1" });
     const errors = result.err.trim().split("\n").filter((text) => !text.startsWith("{"));
     expect(errors).toEqual([expect.stringMatching(line)]);
     expect(result.code).toBe(code);

@@ -5,7 +5,7 @@ import { dirname, join, relative } from "node:path";
 const src = join(import.meta.dir, "../../../src");
 
 /** Low to high; a file may import its own folder and lower layers. Folders of one layer do not import each other unless listed in BESIDE. */
-const LAYERS = [["util"], ["config", "telemetry"], ["license", "model", "tokenizer", "engine"], ["runtime"], ["serve", "dynamo"], ["cli"], ["main"]];
+const LAYERS = [["util"], ["config", "telemetry"], ["license", "model", "tokenizer", "engine"], ["runtime"], ["serve", "dynamo"], ["doctor"], ["cli"], ["main"]];
 /** Imports between folders of one layer, or of types from above, that are meant: [from, to, types only]. */
 const ALLOWED: [string, string, boolean][] = [
   ["telemetry", "engine", true],

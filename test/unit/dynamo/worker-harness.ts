@@ -17,13 +17,16 @@ export const tokenizer = Tokenizer.create(tinyTokenizerJson(), tinyTokenizerConf
 export class Stop {
   readonly #requested = Promise.withResolvers<NodeJS.Signals>();
   readonly #hurry = new AbortController();
+  readonly #asked = new AbortController();
   received = false;
+  readonly asked = this.#asked.signal;
   readonly requested = this.#requested.promise;
   readonly hurry = this.#hurry.signal;
   raise(): void {
     if (this.received) this.#hurry.abort();
     this.received = true;
     this.#requested.resolve("SIGTERM");
+    this.#asked.abort();
   }
   dispose(): void {}
 }

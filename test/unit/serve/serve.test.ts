@@ -27,7 +27,7 @@ async function serveFake(libraryPath: string, assets: Partial<LoadedModel["asset
   const server = listen(app, { host: "127.0.0.1", port: 0 });
   const requested = Promise.withResolvers<NodeJS.Signals>();
   const hurry = new AbortController();
-  const stop = { requested: requested.promise, hurry: hurry.signal, received: false, dispose: () => {} };
+  const stop = { requested: requested.promise, asked: new AbortController().signal, hurry: hurry.signal, received: false, dispose: () => {} };
   const loaded = { engine, model: { ...model, assets: { ...model.assets, ...assets } }, tokenizer: byteTokenizer(), contextLength: engine.info.contextLength, servedName: "fake-model" };
   const exit = serveUntilStopped(app, server, loaded, stop, server.url.origin);
   return {
