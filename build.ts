@@ -100,12 +100,14 @@ async function compile(): Promise<void> {
   writeFileSync(stampFile, stamp);
 }
 
-/** Static checks: generated bindings and reference pages are fresh, types, lint. */
+/** Static checks: generated bindings and reference pages are fresh, types, lint, manifests, Dockerfile. */
 async function check(): Promise<void> {
   await $`${process.execPath} scripts/abi-gen.ts --check`.cwd(root);
   await $`${process.execPath} scripts/docs-gen.ts --check`.cwd(root);
   await $`${join(root, "node_modules/.bin/tsc")} --noEmit`.cwd(root);
   await $`${join(root, "node_modules/.bin/oxlint")} --quiet src test bench scripts build.ts`.cwd(root);
+  await $`${process.execPath} scripts/lint-manifests.ts`.cwd(root);
+  await $`${process.execPath} scripts/image.mjs --lint`.cwd(root);
 }
 
 const tasks: Record<string, () => Promise<void>> = {

@@ -5,6 +5,8 @@ import { existsSync, mkdirSync, mkdtempSync, readdirSync, readFileSync, rmSync }
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { build } from "./build.mjs";
+import { assembleImage } from "./image.mjs";
+import { rootfs } from "./lib/image.mjs";
 import { ensureKubeApiServer } from "./lib/kubernetes.mjs";
 import { ensureModel } from "./lib/model.mjs";
 import { ensureServers } from "./lib/packages.mjs";
@@ -115,6 +117,7 @@ try {
     LAYERSCALE_TEST_PYTHON: dynamo[0]?.split("=")[1] ?? "",
     LAYERSCALE_TEST_DYNAMO: dynamo.join(" "),
     LAYERSCALE_TEST_EXECUTABLE: executable,
+    LAYERSCALE_TEST_ROOTFS: rootfs,
     LAYERSCALE_TEST_MODELS: join(cacheDir, "test-models"),
     LAYERSCALE_LICENSE_KEY: COMMUNITY_KEY,
     ...servers.env,
@@ -125,6 +128,7 @@ try {
     DYN_TCP_RESPONSE_STREAM_HOST: "lo",
     POD_IP: "127.0.0.1",
   };
+  if (has("e2e")) await step("the image's root file system", () => assembleImage());
   if (has("check")) await step("types, lint, generated bindings", () => bunTask(bun, "check"));
   if (has("native")) await nativeTests(bun);
   if (has("unit")) await bunTests(bun, "unit", ["test/unit"], env, 900);

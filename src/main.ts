@@ -1,3 +1,4 @@
+import "./util/catch-stop.ts";
 import { isMainThread, workerData } from "node:worker_threads";
 import { dynamoConfig, dynamoHelp } from "./cli/dynamo.ts";
 import { licenseKey } from "./cli/license-key.ts";
@@ -5,6 +6,7 @@ import { serveConfig, serveHelp } from "./cli/serve.ts";
 import { versionText } from "./cli/version.ts";
 import { UsageError } from "./config/flags.ts";
 import { checkLicense, LICENSE_EXIT_CODE, LicenseError } from "./license/license.ts";
+import { releaseStopSignals } from "./util/signals.ts";
 
 /** Exit codes: 0 clean stop · 1 failure · 2 usage (flag or variable) · 78 licence. */
 const EXIT_FAILURE = 1;
@@ -13,15 +15,20 @@ const EXIT_USAGE = 2;
 /** The licence gate comes before everything but --version and doctor: before help, before any flag is judged. */
 async function main(argv: readonly string[], env: Record<string, string | undefined>): Promise<number> {
   if (argv[0] === "--version" || argv[0] === "-v" || argv[0] === "version") {
+    releaseStopSignals();
     console.log(await versionText());
     return 0;
   }
-  if (argv[0] === "doctor") return (await import("./cli/doctor.ts")).runDoctor(argv.slice(1), env);
+  if (argv[0] === "doctor") {
+    releaseStopSignals();
+    return (await import("./cli/doctor.ts")).runDoctor(argv.slice(1), env);
+  }
   const { key, source } = licenseKey(argv, env);
   const license = checkLicense(key, source);
   const dynamo = argv[0] === "dynamo";
   const rest = dynamo || argv[0] === "serve" ? argv.slice(1) : argv;
   if (rest.includes("--help") || rest.includes("-h") || rest[0] === "help") {
+    releaseStopSignals();
     console.log(dynamo ? dynamoHelp() : argv[0] === "serve" ? serveHelp() : `${serveHelp()}\n\nOther commands: layerscale dynamo (a Dynamo worker; see layerscale dynamo --help), layerscale doctor (says what would keep a start from working; see layerscale doctor --help), layerscale --version`);
     return 0;
   }

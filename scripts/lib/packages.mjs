@@ -9,6 +9,7 @@ import { output, say } from "./run.mjs";
 const SERVERS = [
   { package: "etcd-server", program: "usr/bin/etcd", variable: "LAYERSCALE_TEST_ETCD", tests: "etcd discovery" },
   { package: "nats-server", program: "usr/sbin/nats-server", variable: "LAYERSCALE_TEST_NATS", tests: "the NATS request and event planes" },
+  { package: "prometheus", program: "usr/bin/prometheus", variable: "LAYERSCALE_TEST_PROMETHEUS", tests: "the dashboard's queries" },
 ];
 const MINUTE_MS = 60_000;
 

@@ -178,6 +178,8 @@ export class FileDiscovery implements Discovery {
     const temporary = join(this.#folder(bucket), `${TEMPORARY}${randomBytes(8).toString("hex")}`);
     try {
       writeFileSync(temporary, text, { flag: "wx", mode: 0o644 });
+      // Whatever the umask is: a frontend of another user reads it.
+      chmodSync(temporary, 0o644);
     } catch (error) {
       // A full disk leaves an empty file behind.
       if (existsSync(temporary)) this.#unlink(temporary);

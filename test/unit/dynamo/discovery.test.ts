@@ -64,6 +64,19 @@ describe("file discovery", () => {
     expect(statSync(join(d.root, "v1/instances")).mode & 0o777).toBe(0o777);
     expect(statSync(file(d)).mode & 0o444).toBe(0o444);
   });
+  test("under a strict umask too", async () => {
+    const before = process.umask(0o077);
+    try {
+      const d = discovery(join(mkdtempSync(join(tmpdir(), "ls-kv-")), "made"));
+      await d.add(record());
+      for (const folder of ["", "v1", "v1/instances", "v1/mdc"]) expect(statSync(join(d.root, folder)).mode & 0o777).toBe(0o777);
+      expect(statSync(file(d)).mode & 0o777).toBe(0o644);
+      await d.replace(record());
+      expect(statSync(file(d)).mode & 0o777).toBe(0o644);
+    } finally {
+      process.umask(before);
+    }
+  });
   test("an existing record is never overwritten", async () => {
     const d = discovery();
     await d.add(record());

@@ -1,0 +1,23 @@
+# The image layerscale/layerscale: one executable over glibc, no shell, no Python, no package manager.
+#   docker build -t layerscale/layerscale .
+#   docker build -t layerscale/layerscale:cuda --build-arg TASKS="all cuda" .     once the build has that task: npm run build -- cuda
+# Where no container engine runs, `node scripts/image.mjs` assembles the same root file system: the build stage calls it too.
+
+FROM node:22-bookworm AS build
+RUN apt-get update && apt-get install -y --no-install-recommends cmake && rm -rf /var/lib/apt/lists/*
+WORKDIR /src
+COPY package.json package-lock.json ./
+RUN npm ci
+COPY . .
+ARG TASKS=all
+RUN node scripts/build.mjs ${TASKS}
+RUN node scripts/image.mjs --into /rootfs
+
+FROM scratch
+COPY --from=build /rootfs/ /
+ENV LAYERSCALE_HOST=0.0.0.0
+ENV NVIDIA_DRIVER_CAPABILITIES=compute,utility
+WORKDIR /
+EXPOSE 8080
+STOPSIGNAL SIGTERM
+ENTRYPOINT ["/app/layerscale-loader"]
