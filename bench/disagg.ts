@@ -108,4 +108,4 @@ if (staged) {
   const { plainMs, stagedMs, copyMs, megabytes, layers, early, waitMs } = staged;
   console.log(`staging ${megabytes.toFixed(0)} MB: prompt alone ${ms(plainMs)} ms, with staging ${ms(stagedMs)} ms; the copy alone takes ${copyMs.toFixed(1)} ms; ${early} of ${layers} layers were copied while later ones were computed; steps waited ${waitMs.toFixed(1)} ms for the rest`);
 }
-if (options.out) writeFileSync(options.out, JSON.stringify({ machine: { cpu: cpus()[0]?.model, cores: cpus().length }, options, rows, staged }, null, 1));
+if (options.out) writeFileSync(options.out, JSON.stringify({ machine: { cpu: cpus()[0]?.model, cores: cpus().length }, settings: { reps, streams: streamCount, prompts: promptCount, length }, rows, staged }, null, 1));
