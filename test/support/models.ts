@@ -2,7 +2,7 @@
  * Makers of tiny random models: the same seed gives the same bytes everywhere, so golden data made from them stays valid.
  * Hugging Face directories (single file or sharded) and GGUF files of the three architectures, with a small byte-level BPE tokenizer.
  */
-import { mkdirSync, writeFileSync } from "node:fs";
+import { mkdirSync, readFileSync, writeFileSync } from "node:fs";
 import { basename, join } from "node:path";
 import type { ModelSpec, WeightDtype } from "../../src/config/model-spec.ts";
 import { requiredTensors, type TensorSlot } from "../../src/model/architectures/decoder.ts";
@@ -138,6 +138,26 @@ export function writeTinyHf(directory: string, model: TinyModel): string {
   json("generation_config.json", { bos_token_id: TINY_TOKENS.bos, eos_token_id: [TINY_TOKENS.imEnd, TINY_TOKENS.endOfText] });
   json("tokenizer.json", tinyTokenizerJson());
   json("tokenizer_config.json", tinyTokenizerConfig());
+  return directory;
+}
+
+/**
+ * The same for tests behind the frontend: random weights answer with random bytes, and the frontend's decoder panics at some that are no
+ * UTF-8; here every token is plain text.
+ * @param context tokens, instead of the model's
+ */
+export function writePlainTinyHf(directory: string, model: TinyModel, context?: number): string {
+  writeTinyHf(directory, model);
+  const edit = <T>(name: string, change: (content: T) => void) => {
+    const path = join(directory, name);
+    const content = JSON.parse(readFileSync(path, "utf8")) as T;
+    change(content);
+    writeFileSync(path, JSON.stringify(content));
+  };
+  edit<{ model: { vocab: Record<string, number> } }>("tokenizer.json", ({ model: bpe }) => {
+    bpe.vocab = Object.fromEntries(Object.entries(bpe.vocab).map(([token, id]) => [id >= 128 && id < 256 ? `[byte${id}]` : token, id]));
+  });
+  if (context !== undefined) edit<{ max_position_embeddings: number }>("config.json", (config) => void (config.max_position_embeddings = context));
   return directory;
 }
 

@@ -18,15 +18,17 @@ interface PairOptions {
   decode?: { args?: string[]; env?: Record<string, string> };
   frontend?: readonly string[];
   served?: boolean;
+  /** Of both workers; default: the default model. */
+  model?: string;
   extra?: Parameters<typeof Deployment.start>[3];
 }
 
 /** A frontend, a prefill worker and a decode worker that is served. */
-export async function pair({ prefill = {}, decode = {}, frontend = [], served = true, extra }: PairOptions = {}): Promise<Pair & AsyncDisposable> {
+export async function pair({ prefill = {}, decode = {}, frontend = [], served = true, model, extra }: PairOptions = {}): Promise<Pair & AsyncDisposable> {
   const d = await Deployment.start("kv", frontend, undefined, extra);
   try {
     const start = (mode: string, { args = [], env = {} }: { args?: string[]; env?: Record<string, string> }) =>
-      d.worker(["--disaggregation-mode", mode, ...args], { served: false, env: { POD_IP: "127.0.0.1", ...env } });
+      d.worker(["--disaggregation-mode", mode, ...args], { served: false, ...(model !== undefined && { model }), env: { POD_IP: "127.0.0.1", ...env } });
     const workers = { prefill: await start("prefill", prefill), decode: await start("decode", decode) };
     if (served) await d.served();
     return { d, ...workers, [Symbol.asyncDispose]: () => d[Symbol.asyncDispose]() };
