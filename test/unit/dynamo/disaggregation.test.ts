@@ -16,6 +16,8 @@ const params = handoff(2n ** 64n - 1n, "127.0.0.1", info, 12);
 /** An engine whose prompts end as they are told to. */
 class StagingEngine extends FakeEngine {
   readonly refusal: StepOutput["refusal"];
+  /** Computes until this is over. */
+  computing: (signal?: AbortSignal) => Promise<unknown> = () => new Promise((resolve) => setTimeout(resolve, 20));
   constructor(refusal: StepOutput["refusal"] = null) {
     super({ vocab: 384 });
     this.refusal = refusal;
@@ -24,7 +26,7 @@ class StagingEngine extends FakeEngine {
   override async *generate(request: GenerateRequest, signal?: AbortSignal): AsyncGenerator<StepOutput> {
     if (!request.stage && this.refusal === null) return yield* super.generate(request, signal);
     this.requests.push(request);
-    await new Promise((resolve) => setTimeout(resolve, 20));
+    await this.computing(signal);
     const usage = { promptTokens: request.promptTokenIds.length, completionTokens: 1, cachedTokens: 2 };
     const end = { logprobs: null, stopTokenId: null, usage };
     if (this.refusal) yield { ...end, tokenIds: [], finishReason: "error", error: "model digest differs", refusal: this.refusal };
@@ -67,7 +69,10 @@ describe("a prefill worker", () => {
     expect(engine.released).toEqual([]);
   });
   test("takes the copy back when its answer cannot leave", async () => {
-    const { address, engine } = await worker("prefill");
+    const staging = new StagingEngine();
+    // Ends just when nobody is there any more: an answer that had left already would be the decode worker's to fetch.
+    staging.computing = (signal) => until("the client left", () => signal!.aborted);
+    const { address, engine } = await worker("prefill", staging);
     const call = await PlaneCall.send(address, requestBody());
     await until("the request", () => engine.requests.length === 1);
     call.control("kill");
