@@ -1,18 +1,22 @@
 /**
- * The task runner: `bun build.ts [abi | native | native-tests-release | native-tests-sanitize | compile | check | all]…`.
+ * The task runner: `bun build.ts [abi | native | cuda | cuda-tests | native-tests-release | native-tests-sanitize | compile | check | all]…`.
  * Slow results are cached by content, so a second run does nothing twice.
  */
 import { $ } from "bun";
-import { copyFileSync, existsSync, mkdirSync, readFileSync, renameSync, rmSync, writeFileSync } from "node:fs";
+import { copyFileSync, existsSync, mkdirSync, readFileSync, renameSync, rmSync, statSync, writeFileSync } from "node:fs";
 import { availableParallelism } from "node:os";
 import { join } from "node:path";
+import { ensureCudaToolkit } from "./scripts/lib/cuda.mjs";
 import { cacheDir, contentHash, dist, executable, root } from "./scripts/lib/paths.mjs";
 import { say } from "./scripts/lib/run.mjs";
 
 const LOCK_POLL_MS = 500;
 const LOCK_LIMIT_MS = 30 * 60_000;
 const LIBRARY = "liblayerscale_cpu.so";
+const CUDA_LIBRARY = "liblayerscale_cuda.so";
+const CUDA_LIBRARY_LIMIT = 60e6;
 const sources = [join(root, "native"), join(root, "cpu")];
+const cudaSources = [...sources, join(root, "cuda"), join(root, "scripts", "cuda-toolkit.txt")];
 
 /** Generates src/engine/native/abi.gen.ts from native/layerscale.h. */
 async function abi(): Promise<void> {
@@ -20,9 +24,9 @@ async function abi(): Promise<void> {
 }
 
 /** Configures and builds a CMake tree; returns the build folder. Trees are cached by sources, compiler and options. */
-export async function cmakeBuild(name: string, options: string[], targets: string[]): Promise<string> {
+export async function cmakeBuild(name: string, options: string[], targets: string[], inputs = sources): Promise<string> {
   const compiler = await $`g++ -dumpfullversion -dumpmachine`.text();
-  const folder = join(cacheDir, "native", `${name}-${contentHash(sources, [compiler, ...options])}`);
+  const folder = join(cacheDir, "native", `${name}-${contentHash(inputs, [compiler, ...options])}`);
   const done = join(folder, `.done-${targets.join("-")}`);
   if (existsSync(done)) return folder;
   await exclusive(`${folder}.lock`, () => buildTree(folder, name, options, targets, done));
@@ -68,22 +72,52 @@ async function exclusive(lock: string, body: () => Promise<void>): Promise<void>
 }
 
 async function native(): Promise<void> {
-  const folder = await cmakeBuild("release", [], ["layerscale_cpu"]);
+  toDist(await cmakeBuild("release", [], ["layerscale_cpu"]), LIBRARY);
+}
+
+/** Copies a built library to dist/ when it is another one. */
+function toDist(folder: string, library: string): void {
   mkdirSync(dist, { recursive: true });
-  const target = join(dist, LIBRARY);
-  const built = join(folder, LIBRARY);
+  const target = join(dist, library);
+  const built = join(folder, library);
   if (existsSync(target) && Buffer.compare(readFileSync(target), readFileSync(built)) === 0) return;
   copyFileSync(built, `${target}.tmp`);
   renameSync(`${target}.tmp`, target);
 }
 
+/** dist/liblayerscale_cuda.so: kernels for all architectures, from pinned compiler packages; no GPU is needed. */
+async function cuda(): Promise<void> {
+  const { folder } = await cudaTree(["layerscale_cuda"]);
+  const bytes = statSync(join(folder, CUDA_LIBRARY)).size;
+  if (bytes >= CUDA_LIBRARY_LIMIT) throw new Error(`${CUDA_LIBRARY} has ${bytes} bytes; expected less than ${CUDA_LIBRARY_LIMIT}`);
+  toDist(folder, CUDA_LIBRARY);
+}
+
+async function cudaTree(targets: string[]): Promise<{ folder: string; toolkit: string }> {
+  const toolkit = await ensureCudaToolkit();
+  return { folder: await cmakeBuild("cuda", [`-DLS_CUDA_TOOLKIT=${toolkit}`], targets, cudaSources), toolkit };
+}
+
+/** The library, the same one over simulated kernels (dist/liblayerscale_cuda_sim.so), the tests, and the check of what the compiler made. */
+async function cudaTests(): Promise<void> {
+  await cuda();
+  const { folder, toolkit } = await cudaTree(["cuda_tests", "layerscale_cuda"]);
+  toDist(folder, "liblayerscale_cuda_sim.so");
+  const tests = (await ctests(folder)).filter(({ name }) => /^(cuda_|exports_layerscale_cuda)/.test(name));
+  tests.push({ name: "machine code", command: ["node", join(root, "scripts", "cuda-report.mjs"), "check", folder, toolkit] });
+  writeFileSync(join(dist, "native-tests-cuda.json"), JSON.stringify(tests, null, 1));
+}
+
 /** Builds the native tests and lists their commands, as CMake's test driver knows them, in dist/native-tests-<flavour>.json. */
 async function nativeTests(flavour: "release" | "sanitize"): Promise<void> {
   const folder = await cmakeBuild(flavour, flavour === "sanitize" ? ["-DLS_SANITIZE=ON"] : [], ["all"]);
-  const listed = (await $`ctest --test-dir ${folder} --show-only=json-v1`.quiet().json()) as { tests: { name: string; command?: string[] }[] };
   mkdirSync(dist, { recursive: true });
-  const tests = listed.tests.map(({ name, command }) => ({ name, command: command ?? [] }));
-  writeFileSync(join(dist, `native-tests-${flavour}.json`), JSON.stringify(tests, null, 1));
+  writeFileSync(join(dist, `native-tests-${flavour}.json`), JSON.stringify(await ctests(folder), null, 1));
+}
+
+async function ctests(folder: string): Promise<{ name: string; command: string[] }[]> {
+  const listed = (await $`ctest --test-dir ${folder} --show-only=json-v1`.quiet().json()) as { tests: { name: string; command?: string[] }[] };
+  return listed.tests.map(({ name, command }) => ({ name, command: command ?? [] }));
 }
 
 /** dist/layerscale: one file with the native library embedded. */
@@ -113,6 +147,8 @@ async function check(): Promise<void> {
 const tasks: Record<string, () => Promise<void>> = {
   abi,
   native,
+  cuda,
+  "cuda-tests": cudaTests,
   compile,
   check,
   "native-tests-release": () => nativeTests("release"),

@@ -110,6 +110,7 @@ std::string cpu_name() {
 Status make_backend(const ls_config &config, const float *inv_freq, std::unique_ptr<Backend> &out) {
   if (config.kv_dtype != LS_DTYPE_F32 && config.kv_dtype != LS_DTYPE_BF16)
     return Status::fail(LS_UNSUPPORTED, "kv_dtype " + std::to_string(config.kv_dtype) + " is not supported on the CPU, expected f32 or bf16");
+  if (config.ranks > 1) return Status::fail(LS_UNSUPPORTED, std::to_string(config.ranks) + " tensor-parallel ranks are not supported on the CPU, expected 1");
   if (!config.kv_heads || config.heads % config.kv_heads || !config.head_dim || config.head_dim % 2 || config.head_dim > LS_MAX_HEAD_DIM)
     return Status::fail(LS_INVALID, "heads " + std::to_string(config.heads) + ", kv_heads " + std::to_string(config.kv_heads) + ", head_dim " + std::to_string(config.head_dim) +
                                         ": expected heads a multiple of kv_heads and an even head_dim of at most " + std::to_string(LS_MAX_HEAD_DIM));

@@ -133,6 +133,14 @@ int32_t ls_load_progress(ls_engine *engine) {
   return std::clamp(engine->core.load_permille(), 0, 1000);
 }
 
+int32_t ls_memory(ls_engine *engine, ls_memory_t *out) {
+  return on_engine(engine, [&](ls::Engine &core) -> Status {
+    if (out == nullptr) return Status::fail(LS_INVALID, "out is NULL");
+    if (out->struct_size != sizeof *out) return Status::fail(LS_INVALID, "memory.struct_size is " + std::to_string(out->struct_size) + ", expected " + std::to_string(sizeof *out));
+    return core.memory(*out);
+  });
+}
+
 int32_t ls_pool_create(ls_engine *engine, uint32_t pages) {
   return on_engine(engine, [&](ls::Engine &core) { return core.create_pool(pages); });
 }

@@ -2,6 +2,7 @@
 #pragma once
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -27,11 +28,12 @@ struct TensorView {
   uint32_t rows = 0, cols = 0;
 };
 
-// One sequence in a step. tokens: len ids (never -1 here: the core resolved carries). pages: page ids covering [0, start+len).
+// One sequence in a step. tokens: len ids; the first is -1 where the device must know it (carry_row). pages: page ids covering [0, start+len).
 struct StepRow {
   int32_t slot = 0;
   uint32_t start = 0, len = 0;
   const int32_t *tokens = nullptr;
+  int32_t carry_row = -1;  // >= 0 on a device that queues steps: the first token is what this row of the step before samples
   const int32_t *pages = nullptr;
   uint32_t page_count = 0;
   bool sample = false;
@@ -45,7 +47,7 @@ struct PageCopy {
   int32_t from = 0, to = 0;
 };
 
-// Told by a device while it runs a step, on the thread that runs it: K and V of `layer` are in place for every row. Layers come in order.
+// Told by a device while it runs a step, on the thread that runs it or waits for it: K and V of `layer` are in place for every row. Layers come in order.
 class LayerHook {
  public:
   virtual ~LayerHook() = default;
@@ -57,6 +59,19 @@ struct KvFormat {
   uint64_t page_bytes = 0;  // 0 = KV of this device cannot be moved
   uint32_t id = 0;          // arrangement of the elements, including their dtype
 };
+
+// Brings KV of another engine into pages of a device, page by page. Used by one thread at a time; no submitted step uses the pages.
+class KvWriter {
+ public:
+  virtual ~KvWriter() = default;  // nothing is written any more once it is gone
+  // Where one layer of page `index` of the table is put, page_bytes of it. At most kKvWriterPages different ones wait for their arrived().
+  virtual uint8_t *page(uint32_t layer, uint32_t index) = 0;
+  // All of it is there.
+  virtual void arrived(uint32_t layer, uint32_t index) = 0;
+  // Returns when all that arrived is in the pages.
+  virtual Status flush() = 0;
+};
+constexpr uint32_t kKvWriterPages = 64;
 
 struct StepBatch {
   uint32_t step = 0;
@@ -83,17 +98,39 @@ class Backend {
   virtual Status set_tensor(uint32_t id, const TensorView &view) = 0;
   // All tensors are set. Repacks; permille goes 0..1000.
   virtual Status finish_weights(std::atomic<int32_t> &permille) = 0;
+  // After finish_weights. A device whose memory is the host's leaves it at 0.
+  virtual Status memory(ls_memory_t &out) {
+    (void)out;
+    return Status::good();
+  }
   // Reserves KV memory; touched lazily so that a large pool costs nothing until used.
   virtual Status create_pool(uint32_t pages) = 0;
   virtual KvFormat kv_format() const { return {}; }
-  // Host memory of one layer of one page, page_bytes of it, once the pool exists. From any thread: transfers write pages that no submitted
-  // step uses, and stage pages after their layer_stored().
+  // KV pages once the pool exists, from any thread: transfers write pages that no submitted step uses, and stage pages after their
+  // layer_stored(). A device whose pages are host memory says where one layer of a page is, page_bytes of it; others override the next two.
   virtual uint8_t *kv_page(uint32_t layer, int32_t page) {
     (void)layer, (void)page;
     return nullptr;
   }
+  // Calls take(i, one layer of pages[i]) for all of them.
+  virtual Status kv_read(uint32_t layer, const int32_t *pages, uint32_t count, const std::function<void(uint32_t, const uint8_t *)> &take) {
+    for (uint32_t i = 0; i < count; ++i) take(i, kv_page(layer, pages[i]));
+    return Status::good();
+  }
+  // For these pages, whose ids are copied. Null: out of memory.
+  virtual std::unique_ptr<KvWriter> kv_writer(const std::vector<int32_t> &pages);
+
   // Runs the forward pass and samples. Called by the engine thread only; blocks.
   virtual Status run(const StepBatch &batch, StepOutput &out) = 0;
+  // A device that works while its host does something else queues steps: submit() and wait() are called instead of run(), by the engine
+  // thread, each step once, in order, two at most between. The batch lives until its wait() has returned; its hook, when there is one, is
+  // called by wait(). What submit() queued runs to its end also when nobody waits for it.
+  virtual bool queues() const { return false; }
+  virtual Status submit(const StepBatch &batch) {
+    (void)batch;
+    return Status::good();
+  }
+  virtual Status wait(const StepBatch &batch, StepOutput &out) { return run(batch, out); }
 };
 
 // Implemented once per device library.

@@ -32,6 +32,7 @@ constexpr CountField kCounts[] = {
     {"prefix_cache", &ls_config::prefix_cache, 0, 1},
     {"threads", &ls_config::threads, 0, 1024},
     {"device_index", &ls_config::device_index, 0, 1023},
+    {"ranks", &ls_config::ranks, 0, 1024},
 };
 
 Status invalid(std::string text) { return Status::fail(LS_INVALID, std::move(text)); }
@@ -62,12 +63,11 @@ Status validate_config(const ls_config *config, const float *inv_freq) {
   }
   if (c.heads % c.kv_heads != 0) return invalid("config.heads is " + std::to_string(c.heads) + ", expected a multiple of kv_heads " + std::to_string(c.kv_heads));
   if (c.head_dim % 2 != 0) return invalid("config.head_dim is " + std::to_string(c.head_dim) + ", expected an even number");
-  if (c.kv_dtype != LS_DTYPE_F32 && c.kv_dtype != LS_DTYPE_BF16)
-    return invalid("config.kv_dtype is " + std::to_string(c.kv_dtype) + ", expected " + std::to_string(LS_DTYPE_F32) + " (f32) or " + std::to_string(LS_DTYPE_BF16) + " (bf16)");
+  if (c.kv_dtype != LS_KV_F32 && c.kv_dtype != LS_KV_BF16 && c.kv_dtype != LS_KV_E4M3 && c.kv_dtype != LS_KV_E5M2)
+    return invalid("config.kv_dtype is " + std::to_string(c.kv_dtype) + ", expected 0 (f32), 2 (bf16), 6 (fp8 e4m3) or 7 (fp8 e5m2)");
   if (!std::isfinite(c.rms_eps) || c.rms_eps < 0) return invalid("config.rms_eps is " + std::to_string(c.rms_eps) + ", expected a finite number >= 0");
   if (!std::isfinite(c.attn_scale) || c.attn_scale <= 0) return invalid("config.attn_scale is " + std::to_string(c.attn_scale) + ", expected a finite number > 0");
   if (!std::isfinite(c.rope_scale) || c.rope_scale <= 0) return invalid("config.rope_scale is " + std::to_string(c.rope_scale) + ", expected a finite number > 0");
-  if (c.reserved != 0) return invalid("config.reserved is " + std::to_string(c.reserved) + ", expected 0");
   for (uint32_t i = 0; i < c.head_dim / 2; ++i)
     if (!std::isfinite(inv_freq[i])) return invalid("inv_freq[" + std::to_string(i) + "] is " + std::to_string(inv_freq[i]) + ", expected a finite number");
   return Status::good();

@@ -60,6 +60,14 @@ Status Engine::finish_weights() {
   return Status::good();
 }
 
+Status Engine::memory(ls_memory_t &out) {
+  const std::lock_guard lock(mutex_);
+  if (Status status = require(Phase::loaded, "ls_memory"); !status.ok()) return status;
+  out = {};
+  out.struct_size = sizeof out;
+  return guard_device("asking for memory", [&] { return backend_->memory(out); });
+}
+
 Status Engine::create_pool(uint32_t pages) {
   const std::lock_guard lock(mutex_);
   if (Status status = require(Phase::loaded, "ls_pool_create"); !status.ok()) return status;
@@ -71,7 +79,7 @@ Status Engine::create_pool(uint32_t pages) {
   copies_.reserve(config_.max_seqs);
   gated_.reserve(config_.max_seqs);
   for (uint32_t slot = config_.max_seqs; slot > 0; --slot) free_slots_.push_back(static_cast<int32_t>(slot - 1));
-  if (Status status = backend_->create_pool(pages); !status.ok()) {
+  if (Status status = guard_device("reserving KV pages", [&] { return backend_->create_pool(pages); }); !status.ok()) {
     cache_.reset();
     pool_.reset();
     return status;

@@ -52,6 +52,7 @@ class Engine {
   Status set_tensor(uint32_t id, uint32_t file, uint64_t offset, uint64_t bytes, uint32_t dtype, uint32_t rows, uint32_t cols);
   Status finish_weights();
   int32_t load_permille() const { return load_permille_.load(std::memory_order_relaxed); }
+  Status memory(ls_memory_t &out);
   Status create_pool(uint32_t pages);
 
   // Any thread; zeros before create_pool.

@@ -32,11 +32,14 @@ Status Engine::submit(const int32_t *plan, uint32_t words) {
     return Status::fail(LS_NO_PAGES, "the plan needs " + std::to_string(pages_needed) + " new pages; " + std::to_string(available) + " of " +
                                          std::to_string(pool_->total()) + " are free or evictable");
   reserve_rows(step, pages_needed);
-  // Nothing can fail from here on: whole or nothing.
+  // Nothing can fail from here on: whole or nothing. (A device that fails ends the engine.)
   while (pool_->free_count() < pages_needed) cache_->evict();
   commit_rows(step);
   ++pending_steps_;
-  return Status::good();
+  step.batch.hook = step.stages.empty() ? nullptr : &transfer_->stager;
+  if (!backend_->queues()) return Status::good();
+  Status status = guard_device("submitting a step", [&] { return backend_->submit(step.batch); });
+  return status.ok() ? status : fail_device(status.code, status.text);
 }
 
 // What a plan says about sequences. Changes no sequence (plan_mark only tells plans apart).
@@ -91,8 +94,8 @@ void Engine::commit_rows(Step &step) {
     int32_t &first = step.tokens[static_cast<size_t>(row.tokens - step.tokens.data())];
     if (first == kCarryToken) {
       first = sequence.sample;
-      // Still unknown: the step before is pending, and its completion fills it in.
-      if (first == kCarryToken) owner.carry_row = sequence.sample_row;
+      // Still unknown: the step before is pending, and its completion fills it in. A device that queues steps does so itself.
+      if (first == kCarryToken) row.carry_row = owner.carry_row = sequence.sample_row;
     }
     sequence.tokens.insert(sequence.tokens.end(), row.tokens, row.tokens + row.len);
     while (sequence.pages.size() < pages_for(sequence.computed())) sequence.pages.push_back(pool_->take());
@@ -125,9 +128,9 @@ Status Engine::wait(int32_t *result, uint32_t capacity, uint32_t &written) {
   output_.rows.clear();
   const bool staging = !step->stages.empty();
   if (staging) transfer_->stager.begin(step->stages);
-  step->batch.hook = staging ? &transfer_->stager : nullptr;
-  Status status = guard_device("running a step", [&] { return backend_->run(step->batch, output_); });
-  if (staging) transfer_->stager.finish(status.ok());
+  Status status = guard_device("running a step", [&] { return backend_->queues() ? backend_->wait(step->batch, output_) : backend_->run(step->batch, output_); });
+  if (staging)
+    if (Status copied = transfer_->stager.finish(status.ok()); status.ok()) status = std::move(copied);
   const auto micros = std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now() - begin).count();
 
   const std::lock_guard lock(mutex_);

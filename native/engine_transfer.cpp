@@ -127,7 +127,7 @@ Status Engine::publish(int32_t slot, uint32_t *out) {
     return Status::fail(LS_STATE, "slot " + std::to_string(slot) + " has computed " + std::to_string(known) + " of the " + std::to_string(staged.tokens()) + " tokens to stage");
   if (staged.copied < staged.planned) return Status::fail(LS_STATE, "slot " + std::to_string(slot) + " has a submitted step that stages; wait for it first");
   if (staged.planned < staged.pages()) {
-    transfer_->stager.copy_now({sequence->staged, table.data(), staged.planned, staged.pages()});
+    if (Status status = transfer_->stager.copy_now({sequence->staged, table.data(), staged.planned, staged.pages()}); !status.ok()) return status;
     staged.planned = staged.copied = staged.pages();
   }
   uint64_t id = 0;
@@ -189,15 +189,24 @@ Status Engine::open_pull(const int32_t *tokens, uint32_t count, uint64_t domain,
   // All that can fail comes first.
   sequence.pages.reserve(sequence.attached + missing);
   sequence.tokens.insert(sequence.tokens.end(), tokens + sequence.completed, tokens + known);
-  const auto table = std::make_shared<std::vector<int32_t>>(missing);
+  const auto table = std::make_unique<std::vector<int32_t>>(missing);
   kv::PullRequest request{static_cast<uint64_t>(source->id_hi) << 32 | source->id_lo, sequence.attached, known, kv::content_of({tokens, known}), transfer_->layout, {}};
-  request.page = [table, first = sequence.attached, backend = backend_.get()](uint32_t layer, uint32_t index) { return backend->kv_page(layer, (*table)[index - first]); };
+  const auto writer = std::make_shared<std::unique_ptr<KvWriter>>();
+  request.page = [writer, first = sequence.attached](uint32_t layer, uint32_t index) { return (*writer)->page(layer, index - first); };
+  request.arrived = [writer, first = sequence.attached](uint32_t layer, uint32_t index) { (*writer)->arrived(layer, index - first); };
+  request.flush = [writer] { return (*writer)->flush(); };
   const int32_t slot = free_slots_.back();
   sequence.pull = std::make_shared<kv::Pull>(address, std::move(request), slot, sequence.serial);
 
   cache_->attach(sequence.pages);
   while (pool_->free_count() < missing) cache_->evict();
   for (int32_t &page : *table) sequence.pages.push_back(page = pool_->take());
+  *writer = backend_->kv_writer(*table);
+  if (!*writer) {
+    // The prefix stays cached; the rest goes back.
+    cache_->release(domain, sequence.tokens.data(), sequence.pages, 0);
+    return Status::fail(LS_NO_MEMORY, "no memory for a transfer of " + std::to_string(missing) + " pages");
+  }
   sequence.gate.submission = submissions_;
   sequence.gate.copy_source = copy_source(sequence);
   place(std::move(sequence));

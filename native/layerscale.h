@@ -18,7 +18,7 @@
 #define LAYERSCALE_H
 #include <stdint.h>
 
-#define LS_ABI_VERSION 3u
+#define LS_ABI_VERSION 4u
 #define LS_PAGE_TOKENS 16   /* tokens per KV page = one Dynamo block */
 #define LS_MAX_LOGPROBS 20  /* alternatives per sampled token */
 #define LS_MAX_LAYERS 1024
@@ -54,6 +54,14 @@ typedef enum ls_dtype {
   LS_DTYPE_Q4_0 = 4, /* 32 weights: f16 d, u4[32];           w = d*(q-8)   (18 bytes) low nibbles are weights 0..15 */
   LS_DTYPE_Q4_1 = 5  /* 32 weights: f16 d, f16 m, u4[32];    w = d*q + m   (20 bytes) low nibbles are weights 0..15 */
 } ls_dtype;
+
+/* Elements of the KV cache. The CPU has the first two, a GPU the last three. */
+typedef enum ls_kv_dtype {
+  LS_KV_F32 = 0,
+  LS_KV_BF16 = 2,
+  LS_KV_E4M3 = 6, /* fp8 */
+  LS_KV_E5M2 = 7  /* fp8 */
+} ls_kv_dtype;
 
 /* Rotary position embedding: which two elements of a head form a pair. */
 typedef enum ls_rope_style {
@@ -103,14 +111,14 @@ typedef struct ls_config {
   uint32_t max_context;     /* tokens a sequence may hold */
   uint32_t max_seqs;        /* slots */
   uint32_t max_batch_tokens;/* tokens in one step */
-  uint32_t kv_dtype;        /* LS_DTYPE_F32 or LS_DTYPE_BF16 */
+  uint32_t kv_dtype;        /* ls_kv_dtype */
   uint32_t prefix_cache;    /* 0 | 1 */
   uint32_t threads;         /* compute threads; 0 = one per core this process may use */
-  uint32_t device_index;    /* GPU ordinal; 0 on the CPU */
+  uint32_t device_index;    /* GPU ordinal, of the first rank; 0 on the CPU */
+  uint32_t ranks;           /* tensor-parallel ranks, on this and the GPUs after it; 0 or 1 = one device */
   float rms_eps;
   float attn_scale;         /* multiplies q.k, usually head_dim^-0.5 */
   float rope_scale;         /* multiplies cos and sin, 1 unless the rope type says otherwise */
-  float reserved;
 } ls_config;
 
 /* Page accounting; free + cached + held == total always. */
@@ -148,6 +156,27 @@ LS_API int32_t ls_weights_set(ls_engine *engine, uint32_t tensor_id, uint32_t fi
 LS_API int32_t ls_weights_finish(ls_engine *engine);
 /* 0..1000 of ls_weights_finish, from any thread. */
 LS_API int32_t ls_load_progress(ls_engine *engine);
+
+/* Memory of the device after ls_weights_finish, in bytes; of several devices the one that has least room for pages. */
+typedef struct ls_memory_t {
+  uint32_t struct_size;
+  uint32_t known;          /* 0: the device's memory is the host's, and all below is 0 */
+  uint32_t total_lo;
+  uint32_t total_hi;
+  uint32_t used_before_lo; /* by others, when the engine was created */
+  uint32_t used_before_hi;
+  uint32_t weights_lo;
+  uint32_t weights_hi;
+  uint32_t workspace_lo;   /* buffers of a step, whatever its size */
+  uint32_t workspace_hi;
+  uint32_t graphs_lo;      /* captured steps; taken by ls_pool_create */
+  uint32_t graphs_hi;
+  uint32_t free_lo;        /* now, before the graphs */
+  uint32_t free_hi;
+  uint32_t page_bytes_lo;  /* of one KV page over all layers, on one device */
+  uint32_t page_bytes_hi;
+} ls_memory_t;
+LS_API int32_t ls_memory(ls_engine *engine, ls_memory_t *out);
 
 /* Reserves the KV pool: pages of LS_PAGE_TOKENS tokens over all layers. Once per engine, after ls_weights_finish. */
 LS_API int32_t ls_pool_create(ls_engine *engine, uint32_t pages);

@@ -1,4 +1,4 @@
-// npm run build: everything up to dist/layerscale. Arguments go to build.ts (abi | native | compile | check | all).
+// npm run build: everything up to dist/layerscale. Arguments go to build.ts (abi | native | cuda | compile | check | all).
 import { join } from "node:path";
 import { root } from "./lib/paths.mjs";
 import { die, run } from "./lib/run.mjs";

@@ -14,7 +14,8 @@ try {
   const port = flag(args, "--port") ?? (process.env.LAYERSCALE_PORT || "8080");
   const host = flag(args, "--host") ?? (process.env.LAYERSCALE_HOST || "127.0.0.1");
   say(`starting layerscale serve on http://${host}:${port}`);
-  const server = spawn(executable, ["serve", "--model", model, "--host", host, "--port", port, ...args], {
+  // What was built is the CPU library; a visible GPU would make a start without the other one a refusal. A later flag wins.
+  const server = spawn(executable, ["serve", "--model", model, "--host", host, "--port", port, "--device", "cpu", ...args], {
     stdio: "inherit",
     env: { ...process.env, LAYERSCALE_LICENSE_KEY: process.env.LAYERSCALE_LICENSE_KEY || COMMUNITY_KEY },
   });

@@ -1,5 +1,5 @@
 // npm test: sets up what the tests need and runs all of them. The last line counts: `N passed, N failed`.
-//   --only check,native,unit,e2e   some groups        --proofs   the long versions too        -t NAME   only TypeScript tests with this name
+//   --only check,native,cuda,unit,e2e   some groups        --proofs   the long versions too        -t NAME   only TypeScript tests with this name
 import { spawn } from "node:child_process";
 import { existsSync, mkdirSync, mkdtempSync, readdirSync, readFileSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
@@ -16,7 +16,7 @@ import { die, say } from "./lib/run.mjs";
 
 const args = process.argv.slice(2);
 const option = (name) => (args.includes(name) ? args[args.indexOf(name) + 1] : undefined);
-const groups = option("--only")?.split(",") ?? ["check", "native", "unit", "e2e"];
+const groups = option("--only")?.split(",") ?? ["check", "native", "cuda", "unit", "e2e"];
 const total = { passed: 0, failed: 0 };
 const failures = [];
 const work = mkdtempSync(join(tmpdir(), "layerscale-test-"));
@@ -66,9 +66,9 @@ async function bunTask(bun, ...words) {
 }
 
 /** Native test programs print `N passed, N failed`; the kernels' ones walk every instruction set the machine has, and the emulated ones. */
-async function nativeTests(bun) {
-  for (const flavour of ["release", "sanitize"]) {
-    if (!(await step(`native tests build (${flavour})`, () => bunTask(bun, `native-tests-${flavour}`)))) continue;
+async function nativeTests(bun, flavours) {
+  for (const [flavour, task] of flavours) {
+    if (!(await step(`native tests build (${flavour})`, () => bunTask(bun, task)))) continue;
     for (const test of JSON.parse(readFileSync(join(root, "dist", `native-tests-${flavour}.json`), "utf8"))) {
       const name = `${flavour} ${test.name}`;
       say(name);
@@ -130,7 +130,9 @@ try {
   };
   if (has("e2e")) await step("the image's root file system", () => assembleImage());
   if (has("check")) await step("types, lint, generated bindings", () => bunTask(bun, "check"));
-  if (has("native")) await nativeTests(bun);
+  if (has("native")) await nativeTests(bun, [["release", "native-tests-release"], ["sanitize", "native-tests-sanitize"]]);
+  // Kernels in the simulator, the library for all GPUs, and what the compiler made of it: no GPU is needed.
+  if (has("cuda")) await nativeTests(bun, [["cuda", "cuda-tests"]]);
   if (has("unit")) await bunTests(bun, "unit", ["test/unit"], env, 900);
   if (has("e2e")) {
     // Deployments spend much of their time waiting for leases and grace times to pass; the other half of the tests runs meanwhile.

@@ -4,6 +4,7 @@ import { dynamoConfig, dynamoHelp } from "./cli/dynamo.ts";
 import { licenseKey } from "./cli/license-key.ts";
 import { serveConfig, serveHelp } from "./cli/serve.ts";
 import { versionText } from "./cli/version.ts";
+import type { EngineConfig } from "./config/engine-config.ts";
 import { UsageError } from "./config/flags.ts";
 import { checkLicense, LICENSE_EXIT_CODE, LicenseError } from "./license/license.ts";
 import { releaseStopSignals } from "./util/signals.ts";
@@ -34,10 +35,17 @@ async function main(argv: readonly string[], env: Record<string, string | undefi
   }
   if (dynamo) {
     const config = dynamoConfig(rest, env, license, key as string);
+    await checkDevice(config.engine);
     return (await import("./dynamo/worker.ts")).runDynamo(config);
   }
   const config = serveConfig(rest, env, license, key as string);
+  await checkDevice(config.engine);
   return (await import("./serve/serve.ts")).runServe(config);
+}
+
+/** A device that is not there, or that flags do not fit, is told before anything is opened. */
+async function checkDevice(config: EngineConfig): Promise<void> {
+  await (await import("./runtime/select-device.ts")).selectDevice(config);
 }
 
 /** One line for people; a stack only for what nobody foresaw. */

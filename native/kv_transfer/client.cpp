@@ -43,7 +43,10 @@ void Client::pull(std::shared_ptr<Pull> pull) {
 
 void Client::cancel(Pull &pull) {
   pull.cancelled_ = true;
-  { const std::lock_guard landed(pull.memory_); }
+  {
+    const std::lock_guard landed(pull.memory_);
+    if (pull.request_.flush) pull.request_.flush();
+  }
   poller_.ring();
 }
 
@@ -155,6 +158,8 @@ bool Client::serve(Job &job, uint64_t id, uint32_t ready) {
 void Client::end(Job &job, ls_kv_end reason, const std::string &text) {
   if (!job.pull) return;
   Pull &pull = *job.pull;
+  // What has landed may still be on its way into the pages, and these are given away when the sequence is closed.
+  if (reason != LS_KV_DONE && pull.request_.flush) pull.request_.flush();
   // After these, the sender has nothing to drop.
   const bool gone = reason == LS_KV_DONE || reason == LS_KV_UNKNOWN || reason == LS_KV_USED || reason == LS_KV_EXPIRED || reason == LS_KV_DROPPED;
   if (!gone) drop(pull.address_, pull.request_.id);

@@ -78,6 +78,7 @@ void PullSession::frame_arrived() {
     pages_arrived(payload);
   } else if (state_ == State::frames && type == FrameType::end && all_arrived()) {
     if (get<uint64_t>(payload.data()) != kv_received_) return end(LS_KV_CORRUPT, "the sender counts another number of bytes");
+    if (Status status = request_.flush ? request_.flush() : Status::good(); !status.ok()) return end(LS_KV_CORRUPT, "the pages of the device: " + status.text);
     out_ = SmallFrame(FrameType::ack, {});
     out_sent_ = 0;
     return end(LS_KV_DONE, {});
@@ -110,6 +111,7 @@ void PullSession::data_arrived(size_t bytes) {
     if (page_have_ < page_bytes) return;
     if (page_sum(request_.page(layer_, page_ + frame_done_), page_bytes) != sums_[frame_done_])
       return end(LS_KV_CORRUPT, "the checksum of layer " + std::to_string(layer_) + ", page " + std::to_string(page_ + frame_done_) + " is wrong");
+    if (request_.arrived) request_.arrived(layer_, page_ + frame_done_);
     page_have_ = 0;
     if (++frame_done_ < frame_pages_) continue;
     page_ += frame_pages_;

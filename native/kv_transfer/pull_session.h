@@ -16,6 +16,9 @@ struct PullRequest {
   Layout layout;
   // Memory of one layer of page `index` of the prompt, first_page <= index; page_bytes long.
   std::function<uint8_t *(uint32_t layer, uint32_t index)> page;
+  // Where pages are not host memory: one is complete and its checksum right; all of these are in their places.
+  std::function<void(uint32_t layer, uint32_t index)> arrived = nullptr;
+  std::function<Status()> flush = nullptr;
 
   uint32_t pages() const { return (tokens + layout.page_tokens - 1) / layout.page_tokens; }
 };

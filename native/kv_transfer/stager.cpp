@@ -2,6 +2,8 @@
 
 #include <pthread.h>
 
+#include <utility>
+
 namespace ls::kv {
 
 Stager::~Stager() {
@@ -18,15 +20,19 @@ void Stager::start() {
   pthread_setname_np(thread_.native_handle(), "ls-kv-stage");
 }
 
-void Stager::copy_layer(std::span<const StageJob> jobs, uint32_t layer) {
+Status Stager::copy_layer(std::span<const StageJob> jobs, uint32_t layer) {
   for (const StageJob &job : jobs) {
     if (job.staged->abandoned.load(std::memory_order_relaxed)) continue;
-    for (uint32_t page = job.first; page < job.end; ++page) job.staged->fill(layer, page, backend_.kv_page(layer, job.table[page]));
+    const auto take = [&](uint32_t i, const uint8_t *from) { job.staged->fill(layer, job.first + i, from); };
+    if (Status status = backend_.kv_read(layer, job.table + job.first, job.end - job.first, take); !status.ok()) return status;
   }
+  return Status::good();
 }
 
-void Stager::copy_now(const StageJob &job) {
-  for (uint32_t layer = 0; layer < layers_; ++layer) copy_layer({&job, 1}, layer);
+Status Stager::copy_now(const StageJob &job) {
+  Status status;
+  for (uint32_t layer = 0; layer < layers_ && status.ok(); ++layer) status = copy_layer({&job, 1}, layer);
+  return status;
 }
 
 void Stager::run() {
@@ -37,8 +43,9 @@ void Stager::run() {
     const uint32_t layer = claimed_++;
     const std::span<const StageJob> jobs = jobs_;
     lock.unlock();
-    copy_layer(jobs, layer);
+    Status status = copy_layer(jobs, layer);
     lock.lock();
+    if (!status.ok() && failure_.ok()) failure_ = std::move(status);
     if (!finishing_) ++early_layers_;
     if (++done_ == claimed_) changed_.notify_all();
   }
@@ -49,6 +56,7 @@ void Stager::begin(std::span<const StageJob> jobs) {
   jobs_ = jobs;
   available_ = claimed_ = done_ = 0;
   finishing_ = false;
+  failure_ = {};
 }
 
 void Stager::layer_stored(uint32_t layer) {
@@ -60,7 +68,7 @@ void Stager::layer_stored(uint32_t layer) {
 }
 
 // The engine thread takes its share of what is left.
-void Stager::finish(bool ok) {
+Status Stager::finish(bool ok) {
   const auto begin = Clock::now();
   std::unique_lock lock(mutex_);
   finishing_ = true;
@@ -68,8 +76,9 @@ void Stager::finish(bool ok) {
   while (claimed_ < available_) {
     const uint32_t layer = claimed_++;
     lock.unlock();
-    copy_layer(jobs_, layer);
+    Status status = copy_layer(jobs_, layer);
     lock.lock();
+    if (!status.ok() && failure_.ok()) failure_ = std::move(status);
     ++done_;
   }
   changed_.wait(lock, [this] { return done_ == claimed_; });
@@ -77,6 +86,7 @@ void Stager::finish(bool ok) {
   staged_layers_ += done_;
   // available_ stays equal to claimed_: the thread sleeps until the next step.
   wait_micros_ += static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::microseconds>(Clock::now() - begin).count());
+  return std::exchange(failure_, {});
 }
 
 }  // namespace ls::kv

@@ -27,12 +27,12 @@ class Stager final : public LayerHook {
   void start();
 
   // For one step, on the engine thread: begin, the device's layer_stored calls, finish. When finish returns, all is copied (ok) or will not
-  // be (not ok), and nobody reads the pages any more.
+  // be (not ok), and nobody reads the pages any more. The Status is that of the device's reads.
   void begin(std::span<const StageJob> jobs);
   void layer_stored(uint32_t layer) override;
-  void finish(bool ok);
+  Status finish(bool ok);
   // Copies all layers of some pages now.
-  void copy_now(const StageJob &job);
+  Status copy_now(const StageJob &job);
 
   uint32_t staged_layers() const { return staged_layers_.load(std::memory_order_relaxed); }
   uint32_t early_layers() const { return early_layers_.load(std::memory_order_relaxed); }
@@ -47,11 +47,12 @@ class Stager final : public LayerHook {
   uint32_t available_ = 0, claimed_ = 0, done_ = 0;  // layers of this step: stored by the device, taken by a copier, copied
   bool finishing_ = false;  // the device is through with the step
   bool stop_ = false;
+  Status failure_;  // the first of this step
   std::atomic<uint32_t> staged_layers_{0}, early_layers_{0};
   std::atomic<uint64_t> wait_micros_{0};
   std::thread thread_;
   void run();
-  void copy_layer(std::span<const StageJob> jobs, uint32_t layer);
+  Status copy_layer(std::span<const StageJob> jobs, uint32_t layer);
 };
 
 }  // namespace ls::kv

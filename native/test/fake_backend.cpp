@@ -1,6 +1,8 @@
 #include "fake_backend.h"
 
 #include <algorithm>
+#include <cstdlib>
+#include <deque>
 #include <memory>
 #include <stdexcept>
 #include <thread>
@@ -34,7 +36,7 @@ namespace {
 
 constexpr int32_t kNeverWritten = -7;
 
-class FakeBackend final : public Backend {
+class FakeBackend : public Backend {
  public:
   explicit FakeBackend(std::shared_ptr<FakeDevice> device) : device_(std::move(device)) {}
   ~FakeBackend() override { device_->alive = false; }
@@ -96,6 +98,10 @@ class FakeBackend final : public Backend {
     return Status::good();
   }
 
+ protected:
+  uint8_t *bytes_of(uint32_t layer, int32_t index) { return reinterpret_cast<uint8_t *>(page(layer, index)); }
+  size_t page_bytes() const { return sizeof(int32_t) * LS_PAGE_TOKENS; }
+
  private:
   static constexpr uint32_t kLayerShift = 20;
   std::shared_ptr<FakeDevice> device_;
@@ -140,6 +146,84 @@ class FakeBackend final : public Backend {
   }
 };
 
+// The same as a device that queues steps and whose pages are not host memory: a step is what it was when it was submitted, carries are its own
+// affair, and KV passes through other memory.
+class QueuedFake final : public FakeBackend {
+ public:
+  using FakeBackend::FakeBackend;
+  bool queues() const override { return true; }
+
+  Status submit(const StepBatch &batch) override {
+    Queued &queued = queue_.emplace_back();
+    queued.batch = batch;
+    for (StepRow &row : queued.batch.rows) {
+      queued.tokens.emplace_back(row.tokens, row.tokens + row.len);
+      queued.pages.emplace_back(row.pages, row.pages + row.page_count);
+      row.tokens = queued.tokens.back().data();
+      row.pages = queued.pages.back().data();
+    }
+    return Status::good();
+  }
+
+  Status wait(const StepBatch &batch, StepOutput &out) override {
+    if (queue_.empty()) return Status::fail(LS_INTERNAL, "fake device: nothing is queued");
+    Queued queued = std::move(queue_.front());
+    queue_.pop_front();
+    for (size_t r = 0; r < queued.batch.rows.size(); ++r) {
+      const int32_t carry = queued.batch.rows[r].carry_row;
+      if ((queued.tokens[r][0] < 0) != (carry >= 0)) return Status::fail(LS_INTERNAL, "fake device: a carry without its row, or a row without its carry");
+      if (carry >= 0) queued.tokens[r][0] = last_.at(static_cast<size_t>(carry));
+    }
+    if (queued.batch.hook != batch.hook) return Status::fail(LS_INTERNAL, "fake device: the hook came after submit");
+    Status status = run(queued.batch, out);
+    last_.clear();
+    for (const RowOutput &row : out.rows) last_.push_back(row.token);
+    return status;
+  }
+
+  uint8_t *kv_page(uint32_t, int32_t) override { return nullptr; }
+  Status kv_read(uint32_t layer, const int32_t *pages, uint32_t count, const std::function<void(uint32_t, const uint8_t *)> &take) override {
+    std::vector<uint8_t> bounce(page_bytes());
+    for (uint32_t i = 0; i < count; ++i) {
+      std::copy_n(bytes_of(layer, pages[i]), bounce.size(), bounce.begin());
+      take(i, bounce.data());
+    }
+    return Status::good();
+  }
+  std::unique_ptr<KvWriter> kv_writer(const std::vector<int32_t> &pages) override { return std::make_unique<Writer>(*this, pages); }
+
+ private:
+  struct Queued {
+    StepBatch batch;
+    std::deque<std::vector<int32_t>> tokens, pages;  // of each row
+  };
+  // What has arrived reaches the pages at the flush: nothing may look at them before.
+  class Writer final : public KvWriter {
+   public:
+    Writer(QueuedFake &fake, std::vector<int32_t> pages) : fake_(fake), pages_(std::move(pages)) {}
+    ~Writer() override { flush(); }
+    uint8_t *page(uint32_t layer, uint32_t index) override {
+      std::vector<uint8_t> &landing = landing_[{layer, index}];
+      landing.resize(fake_.page_bytes());
+      return landing.data();
+    }
+    void arrived(uint32_t layer, uint32_t index) override { arrived_.push_back({layer, index}); }
+    Status flush() override {
+      for (const auto &place : arrived_) std::copy_n(landing_.at(place).data(), fake_.page_bytes(), fake_.bytes_of(place.first, pages_[place.second]));
+      arrived_.clear();
+      return Status::good();
+    }
+
+   private:
+    QueuedFake &fake_;
+    const std::vector<int32_t> pages_;
+    std::map<std::pair<uint32_t, uint32_t>, std::vector<uint8_t>> landing_;
+    std::vector<std::pair<uint32_t, uint32_t>> arrived_;
+  };
+  std::deque<Queued> queue_;
+  std::vector<int32_t> last_;  // tokens of the step before
+};
+
 }  // namespace
 }  // namespace test
 
@@ -149,7 +233,8 @@ Status make_backend(const ls_config &config, const float *inv_freq, std::unique_
   test::latest->config = config;
   test::latest->inv_freq.assign(inv_freq, inv_freq + config.head_dim / 2);
   test::latest->alive = true;
-  out = std::make_unique<test::FakeBackend>(test::latest);
+  if (std::getenv("LS_FAKE_QUEUES") != nullptr) out = std::make_unique<test::QueuedFake>(test::latest);
+  else out = std::make_unique<test::FakeBackend>(test::latest);
   return Status::good();
 }
 

@@ -103,7 +103,7 @@ class Demo {
     say(`starting a LayerScale ${name} with ${NAME}`);
     const system = await freePort();
     const env = { ...this.loopback, DYN_SYSTEM_PORT: String(system), DYN_SYSTEM_HOST: "127.0.0.1", LAYERSCALE_LICENSE_KEY: process.env.LAYERSCALE_LICENSE_KEY || COMMUNITY_KEY };
-    this.programs.unshift(new Program(name, this.work, executable, ["dynamo", "--model", this.model, "--served-model-name", NAME, ...args], env));
+    this.programs.unshift(new Program(name, this.work, executable, ["dynamo", "--model", this.model, "--served-model-name", NAME, "--device", "cpu", ...args], env));
     await this.waitFor(`the ${name} is ready`, ok(`http://127.0.0.1:${system}/health`));
     return `http://127.0.0.1:${system}`;
   }

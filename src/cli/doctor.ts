@@ -60,19 +60,11 @@ function readInput(command: Command, argv: readonly string[], env: Env): DoctorI
     license = error;
   }
   const modelGiven = argv.some((word) => word === "--model" || word.startsWith("--model="));
-  const read = (...last: string[]) => {
-    // The last of repeated flags wins: the first stands for a model that is not given, the last for a device that is not there.
-    const words = ["--model=none", ...argv, ...last];
-    const granted = license instanceof LicenseError ? NO_LICENSE : license;
-    return command === "dynamo" ? { dynamo: dynamoConfig(words, env, granted, key ?? "") } : { serve: serveConfig(words, env, granted, key ?? "") };
-  };
-  const asked = argv.findLast((word, index) => word.startsWith("--device=") || argv[index - 1] === "--device")?.replace(/^--device=/, "") ?? engineFlags.device.default;
-  try {
-    return { license, config: read(), modelGiven, device: { asked, problem: null } };
-  } catch (error) {
-    if (!(error instanceof UsageError && error.message.startsWith("--device:") && /^cuda/i.test(asked))) throw error;
-    return { license, config: read("--device=cpu"), modelGiven, device: { asked, problem: error.message } };
-  }
+  // The last of repeated flags wins: the first stands for a model that is not given.
+  const words = ["--model=none", ...argv];
+  const granted = license instanceof LicenseError ? NO_LICENSE : license;
+  const config = command === "dynamo" ? { dynamo: dynamoConfig(words, env, granted, key ?? "") } : { serve: serveConfig(words, env, granted, key ?? "") };
+  return { license, config, modelGiven };
 }
 
 export const doctorHelp = (): string => `layerscale doctor: says what would keep a start from working, before anything is loaded

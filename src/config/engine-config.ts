@@ -15,6 +15,12 @@ export interface HubEnvironment {
   noBar: boolean;
 }
 
+/** Elements of the KV cache: the first two on the CPU, all but the first on a GPU. */
+export type KvCacheDtype = "f32" | "bf16" | "fp8_e4m3" | "fp8_e5m2";
+
+/** What --device asks for. auto = GPUs where any is visible, else the CPU; index null = from the first GPU on. */
+export type DeviceRequest = { kind: "auto" } | { kind: "cpu" } | { kind: "cuda"; index: number | null };
+
 /** Engine options as flags give them, shared by both subcommands. Frozen after parsing. */
 export interface EngineConfig {
   /** Directory, .gguf file, or a repo of the hub: `org/name[@revision][:file.gguf]`. */
@@ -29,9 +35,10 @@ export interface EngineConfig {
   maxTotalTokens: number | null;
   /** Token budget of a step; null = by the speed of the device. */
   chunkedPrefillSize: number | null;
-  kvCacheDtype: "auto" | "f32" | "bf16";
-  device: "cpu";
-  tp: number;
+  kvCacheDtype: "auto" | KvCacheDtype;
+  device: DeviceRequest;
+  /** Tensor-parallel ranks; null = all visible GPUs, or 1 where --device names one or is the CPU. */
+  tp: number | null;
   prefixCache: boolean;
   /** Name clients send; null = the model's own. */
   servedModelName: string | null;

@@ -4,7 +4,7 @@ import { type License, LicenseError } from "../license/license.ts";
 import { setLogFilter } from "../telemetry/log.ts";
 import { discoveryChecks } from "./discovery.ts";
 import { Findings, warn } from "./findings.ts";
-import { type Device, machineChecks } from "./machine.ts";
+import { machineChecks } from "./machine.ts";
 import { modelChecks } from "./model.ts";
 import { serveChecks, workerNetworkChecks } from "./network.ts";
 import { parserChecks } from "./parsers.ts";
@@ -14,7 +14,6 @@ export interface DoctorInput {
   config: { serve: ServeConfig } | { dynamo: DynamoConfig };
   /** --model was given. */
   modelGiven: boolean;
-  device: Device;
 }
 
 /** Days before the end of a licence in which it is worth a word. */
@@ -22,7 +21,7 @@ const NOTICE_DAYS = 14;
 const DAY_MS = 86_400_000;
 
 /** Looks at everything that a start with this configuration needs, before anything is loaded. Changes nothing. */
-export async function examine({ license, config, modelGiven, device }: DoctorInput, now = new Date()): Promise<Findings> {
+export async function examine({ license, config, modelGiven }: DoctorInput, now = new Date()): Promise<Findings> {
   // What the parts log while they are asked is said by the findings.
   setLogFilter({ fallback: "off", targets: new Map() });
   const findings = new Findings();
@@ -32,9 +31,9 @@ export async function examine({ license, config, modelGiven, device }: DoctorInp
     return "flags and variables can be read";
   });
   await findings.check("license", () => licensed(license, now));
-  const machine = await machineChecks(findings, device);
   const dynamo = "dynamo" in config ? config.dynamo : null;
   const engine: EngineConfig = "dynamo" in config ? config.dynamo.engine : config.serve.engine;
+  const machine = await machineChecks(findings, engine);
   await modelChecks(findings, { given: modelGiven, engine, worker: dynamo?.worker ?? null }, machine);
   if ("serve" in config) {
     await serveChecks(findings, config.serve);

@@ -1,27 +1,18 @@
 import { dlopen } from "bun:ffi";
 import { readFileSync } from "node:fs";
+import type { DeviceRequest, EngineConfig } from "../config/engine-config.ts";
 import { LS_ABI_VERSION } from "../engine/native/abi.gen.ts";
 import { deviceInfo, openLibrary } from "../engine/native/ffi-backend.ts";
 import { findLibrary } from "../engine/native/library.ts";
+import { type SelectedDevice, selectDevice } from "../runtime/select-device.ts";
 import { fail, type Findings } from "./findings.ts";
 
-export interface Device {
-  /** Of --device, as given. */
-  asked: string;
-  /** Why this build cannot use it; null = it can. */
-  problem: string | null;
-}
+type DeviceWish = Pick<EngineConfig, "device" | "tp" | "kvCacheDtype">;
 
-export interface Machine {
-  library: string;
-  /** Kernel variant. */
-  isa: string;
-}
-
-/** @returns null when there is no usable library */
-export async function machineChecks(findings: Findings, device: Device): Promise<Machine | null> {
+/** @returns what an engine would run on; null when there is no usable library or device */
+export async function machineChecks(findings: Findings, wish: DeviceWish): Promise<SelectedDevice | null> {
   let library = "";
-  let isa = "";
+  let selected: SelectedDevice | null = null;
   const loaded = await findings.check("native-library", async () => {
     library = await findLibrary();
     openLibrary(library);
@@ -30,21 +21,30 @@ export async function machineChecks(findings: Findings, device: Device): Promise
   if (loaded)
     await findings.check("instruction-set", () => {
       const info = deviceInfo(openLibrary(library).symbols);
-      ({ isa } = info);
       return `${info.isa} with ${info.threads} threads (this machine has ${info.isas.join(", ")})`;
     });
   else findings.skip("the native library cannot be loaded", "instruction-set");
-  await findings.check("gpu", () => gpu(device));
-  return isa === "" ? null : { library, isa };
+  await findings.check("gpu", async () => {
+    const seen = gpuChecks(wish.device);
+    if (!loaded && wish.device.kind === "cpu") return seen;
+    try {
+      selected = await selectDevice(wish);
+    } catch (error) {
+      throw fail(`${(error as Error).message} (${seen})`);
+    }
+    return selected.device.kind === "cpu" && wish.device.kind === "auto" ? `none is used (${seen})` : seen;
+  });
+  return selected;
 }
 
-function gpu({ asked, problem }: Device): string {
+function gpuChecks(wish: DeviceRequest): string {
   const found = gpus();
   const seen = typeof found === "string" ? found : `${found.length === 0 ? "the driver is there, but no GPU" : found.join(", ")}`;
-  if (asked.toLowerCase() === "cpu") return `not needed for --device cpu (${seen})`;
+  if (wish.kind === "cpu") return `not needed for --device cpu (${seen})`;
+  if (wish.kind === "auto") return seen;
+  const asked = wish.index === null ? "cuda" : `cuda:${wish.index}`;
   if (typeof found === "string") throw fail(`--device ${asked}: ${found}`, "install NVIDIA's driver and start the container with --gpus all (in Kubernetes: an nvidia.com/gpu limit), or use --device cpu");
   if (found.length === 0) throw fail(`--device ${asked}: no GPU is visible to this process`, "look at CUDA_VISIBLE_DEVICES, --gpus and the nvidia.com/gpu limit");
-  if (problem !== null) throw fail(`${problem} (${seen})`);
   return seen;
 }
 

@@ -11,7 +11,7 @@ import { contextLimit, engineOptions } from "../runtime/load-engine.ts";
 import { ChatTemplate } from "../tokenizer/chat-template.ts";
 import { Tokenizer } from "../tokenizer/tokenizer.ts";
 import { fail, type Findings, skip, warn } from "./findings.ts";
-import type { Machine } from "./machine.ts";
+import type { SelectedDevice } from "../runtime/select-device.ts";
 
 /** Round trips through all of a byte-level vocabulary's corners. */
 const SAMPLE = "Hello, world! Größe 12,5 € 你好 🙂\n\tdef f(x): return x";
@@ -24,7 +24,7 @@ export interface ModelInput {
   worker: WorkerOptions | null;
 }
 
-export async function modelChecks(findings: Findings, { given, engine, worker }: ModelInput, machine: Machine | null): Promise<void> {
+export async function modelChecks(findings: Findings, { given, engine, worker }: ModelInput, machine: SelectedDevice | null): Promise<void> {
   let path: string | null = null;
   let model: LoadedModel | null = null;
   await findings.check("model", async () => {
@@ -102,10 +102,12 @@ function template(model: LoadedModel | null, worker: WorkerOptions | null, absen
   return `${custom === null ? "the model's own" : custom}: renders ${text.length} characters for one message`;
 }
 
-function context(engine: EngineConfig, model: LoadedModel, machine: Machine | null): string {
+function context(engine: EngineConfig, model: LoadedModel, machine: SelectedDevice | null): string {
   const wanted = contextLimit(engine, model);
-  const plan = planPool(engineOptions(engine, model, machine?.library ?? "", machine?.isa ?? "", null));
+  if (machine === null) throw skip("there is no device to plan its memory for");
+  // What a GPU has left is known only when its weights and graphs are there: null.
+  const plan = planPool(engineOptions(engine, model, machine, null));
   if (engine.ctx !== null && engine.ctx > wanted)
     throw warn(`--ctx ${engine.ctx} is cut to ${wanted}: ${model.spec.maxContext < engine.ctx ? `the model has ${model.spec.maxContext}` : `the licence allows ${engine.licenseMaxCtx}`}`, `give --ctx ${wanted} or less`);
-  return `${wanted} tokens fit; ${plan.memoryRule}`;
+  return plan === null ? `${wanted} tokens; the pool is planned from the GPU's memory at the start` : `${wanted} tokens fit; ${plan.memoryRule}`;
 }

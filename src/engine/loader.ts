@@ -1,6 +1,6 @@
 import type { WeightPlan } from "../config/model-spec.ts";
 import { int32Words } from "../util/words.ts";
-import { availableMemory, planMemory, totalWeightBytes, type MemoryPlan } from "./memory-plan.ts";
+import { availableMemory, planDeviceMemory, planMemory, totalWeightBytes, type MemoryPlan } from "./memory-plan.ts";
 import { LS_PAGE_TOKENS } from "./native/abi.gen.ts";
 import { modelDigest } from "./model-digest.ts";
 import { type NativeBackend, NativeError } from "./native/backend.ts";
@@ -13,13 +13,13 @@ import type { EngineInfo, EngineOptions, LoadProgress } from "./types.ts";
 
 type ReportProgress = (progress: LoadProgress) => void;
 
-/** Pool size for these options, from memory as it is before the weights are loaded. */
-export function planPool(options: EngineOptions): MemoryPlan {
-  return planMemory(options, maxBatchTokens(options), availableMemory);
+/** Pool size for these options, from memory as it is before the weights are loaded; null = a GPU's memory, which is known later. */
+export function planPool(options: EngineOptions): MemoryPlan | null {
+  return options.gpu === null ? planMemory(options, maxBatchTokens(options), availableMemory) : null;
 }
 
 /** Weights, pool and a warm-up, on an engine just created. Blocks; reports progress throughout. */
-export function loadEngine(backend: NativeBackend, options: EngineOptions, plan: MemoryPlan, plans: StepPlan, report: ReportProgress): Omit<EngineInfo, "transfer"> {
+export function loadEngine(backend: NativeBackend, options: EngineOptions, planned: MemoryPlan | null, plans: StepPlan, report: ReportProgress): Omit<EngineInfo, "transfer"> {
   const started = performance.now();
   const totalBytes = totalWeightBytes(options.weights);
   const progress = (phase: LoadProgress["phase"], percent: number, bytes = totalBytes): void => report({ phase, percent, bytes, totalBytes });
@@ -28,6 +28,7 @@ export function loadEngine(backend: NativeBackend, options: EngineOptions, plan:
   progress("repack", 0);
   backend.finishWeights();
   progress("repack", 100);
+  const plan = planned ?? planDevicePool(backend, options);
   backend.createPool(plan.pages);
   progress("pool", 100);
   progress("warm-up", 0);
@@ -49,6 +50,12 @@ export function loadEngine(backend: NativeBackend, options: EngineOptions, plan:
     memoryRule: plan.memoryRule,
     loadSeconds: (performance.now() - started) / 1000,
   };
+}
+
+function planDevicePool(backend: NativeBackend, options: EngineOptions): MemoryPlan {
+  const memory = backend.memory();
+  if (memory === null) throw new EngineError("engine", `the library of ${backend.device.device} has no device memory`);
+  return planDeviceMemory(options, memory);
 }
 
 /**

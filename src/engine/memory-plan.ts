@@ -1,9 +1,11 @@
 import { readFileSync } from "node:fs";
 import { dirname, join } from "node:path";
+import type { KvCacheDtype } from "../config/engine-config.ts";
 import type { ModelSpec } from "../config/model-spec.ts";
 import { EngineError } from "./errors.ts";
 import { pagesFor } from "./kv-manager.ts";
 import { LS_PAGE_TOKENS } from "./native/abi.gen.ts";
+import type { DeviceMemory } from "./native/backend.ts";
 import type { EngineOptions } from "./types.ts";
 
 export interface MemoryPlan {
@@ -64,8 +66,9 @@ function groupHeadroom(read: ReadText): number {
   return headroom;
 }
 
-export function pageBytes(spec: ModelSpec, kvCacheDtype: "f32" | "bf16"): number {
-  return 2 * spec.layers * LS_PAGE_TOKENS * spec.kvHeads * spec.headDim * (kvCacheDtype === "f32" ? 4 : 2);
+export function pageBytes(spec: ModelSpec, kvCacheDtype: KvCacheDtype): number {
+  const element = kvCacheDtype === "f32" ? 4 : kvCacheDtype === "bf16" ? 2 : 1;
+  return 2 * spec.layers * LS_PAGE_TOKENS * spec.kvHeads * spec.headDim * element;
 }
 
 /** Upper estimate of activation memory, in bytes: a step's f32 rows through the widest layer, and logits of every sampled row. */
@@ -86,17 +89,39 @@ export function planMemory(
   batchTokens: number,
   available: () => number,
 ): MemoryPlan {
-  const { spec, contextLength, maxNumSeqs, maxTotalTokens, memoryUtilization } = options;
-  if (contextLength < 2) throw new EngineError("engine", `context length ${contextLength}: expected at least 2 tokens, one of prompt and one generated`);
+  const { spec, memoryUtilization } = options;
   const bytes = pageBytes(spec, options.kvCacheDtype);
   const weightBytes = totalWeightBytes(options.weights);
-  const workspace = workspaceBytes(spec, batchTokens, maxNumSeqs);
+  const workspace = workspaceBytes(spec, batchTokens, options.maxNumSeqs);
+  checkLimits(options);
+  const free = available();
+  return choosePages(options, free * memoryUtilization - weightBytes - workspace, bytes, `${memoryUtilization} of ${gib(free)} available memory, minus ${gib(weightBytes)} of weights and ${gib(workspace)} of workspace`);
+}
+
+/**
+ * The same on a device with memory of its own, once weights and buffers are there: memoryUtilization of all its memory, minus what is
+ * taken and what captured graphs will take.
+ */
+export function planDeviceMemory(options: Pick<EngineOptions, "contextLength" | "maxNumSeqs" | "maxTotalTokens" | "memoryUtilization">, memory: DeviceMemory): MemoryPlan {
+  checkLimits(options);
+  const { total, usedBefore, weights, workspace, graphs, free, pageBytes: bytes } = memory;
+  const others = Math.max(0, total - free - usedBefore - weights - workspace);
+  const arithmetic =
+    `${options.memoryUtilization} of ${gib(total)} device memory, minus ${gib(usedBefore)} in use before, ${gib(weights)} of weights, ${gib(workspace)} of step buffers, ${gib(graphs)} of graphs and ${gib(others)} of the driver`;
+  return choosePages(options, Math.min(options.memoryUtilization * total - (total - free), free) - graphs, bytes, arithmetic);
+}
+
+type Limits = Pick<EngineOptions, "contextLength" | "maxNumSeqs" | "maxTotalTokens">;
+
+function checkLimits({ contextLength, maxTotalTokens }: Limits): void {
+  if (contextLength < 2) throw new EngineError("engine", `context length ${contextLength}: expected at least 2 tokens, one of prompt and one generated`);
   if (maxTotalTokens !== null && maxTotalTokens < LS_PAGE_TOKENS) {
     throw new EngineError("engine", `--max-total-tokens ${maxTotalTokens}: expected at least one page of ${LS_PAGE_TOKENS} tokens`);
   }
-  const free = available();
-  const fromMemory = Math.floor((free * memoryUtilization - weightBytes - workspace) / bytes);
-  const arithmetic = `${memoryUtilization} of ${gib(free)} available memory, minus ${gib(weightBytes)} of weights and ${gib(workspace)} of workspace`;
+}
+
+function choosePages({ contextLength, maxNumSeqs, maxTotalTokens }: Limits, room: number, bytes: number, arithmetic: string): MemoryPlan {
+  const fromMemory = Math.floor(room / bytes);
   const useful = maxNumSeqs * pagesFor(contextLength);
   const asked = maxTotalTokens === null ? Infinity : Math.floor(maxTotalTokens / LS_PAGE_TOKENS);
   const needed = Math.min(pagesFor(contextLength), asked);

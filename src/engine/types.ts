@@ -1,3 +1,4 @@
+import type { KvCacheDtype } from "../config/engine-config.ts";
 import type { ModelSpec, WeightPlan } from "../config/model-spec.ts";
 
 /** Why a sequence ended. Exactly one per request, on its last output. */
@@ -212,10 +213,12 @@ export interface EngineOptions {
   maxTotalTokens: number | null;
   /** Fraction of available memory that weights and pool may take. */
   memoryUtilization: number;
-  kvCacheDtype: "f32" | "bf16";
+  kvCacheDtype: KvCacheDtype;
   prefixCache: boolean;
   /** 0 = one per core. */
   threads: number;
+  /** First GPU and tensor-parallel ranks on it and those after it; null = the library's device has no GPUs. */
+  gpu: { index: number; ranks: number } | null;
   /** null = KV does not leave or enter. */
   transfer: TransferOptions | null;
 }
@@ -230,7 +233,7 @@ export interface EngineInfo {
   contextLength: number;
   maxNumSeqs: number;
   maxBatchTokens: number;
-  kvCacheDtype: "f32" | "bf16";
+  kvCacheDtype: KvCacheDtype;
   prefixCache: boolean;
   weightBytes: number;
   pageBytes: number;

@@ -3,11 +3,11 @@ import type { EngineConfig } from "../config/engine-config.ts";
 import { Engine } from "../engine/engine.ts";
 import { EngineError } from "../engine/errors.ts";
 import type { EngineInfo, EngineOptions, TransferOptions } from "../engine/types.ts";
-import { deviceInfo, openLibrary } from "../engine/native/ffi-backend.ts";
-import { findLibrary } from "../engine/native/library.ts";
 import { openModel } from "../model/model.ts";
 import { type LoadedModel, ModelError } from "../model/types.ts";
 import { logger } from "../telemetry/log.ts";
+import { ranksFor } from "./device.ts";
+import { type SelectedDevice, selectDevice } from "./select-device.ts";
 import { Tokenizer } from "../tokenizer/tokenizer.ts";
 import { resolveModel } from "./resolve-model.ts";
 
@@ -27,6 +27,7 @@ export interface LoadedEngine {
 
 /** Fraction of available memory on the CPU, where other programs live too. */
 const CPU_MEMORY_UTILIZATION = 0.5;
+const GPU_MEMORY_UTILIZATION = 0.9;
 /** An engine in place of another one: the share was judged when the first one started. */
 const REPLACEMENT_UTILIZATION = 0.95;
 
@@ -35,7 +36,13 @@ const REPLACEMENT_UTILIZATION = 0.95;
  * sequences wait for their next token and how long a cancelled one holds its pages.
  */
 const CHUNK_BY_ISA: Record<string, number> = { amx: 512, avx512: 256, avx2: 128 };
-const chunkFor = (isa: string): number => CHUNK_BY_ISA[isa] ?? 128;
+/** On GPUs: enough rows to fill one, while its buffers stay small beside its memory. */
+const LARGE_GPU_BYTES = 64 * 2 ** 30;
+
+function chunkFor({ device, info }: SelectedDevice): number {
+  if (device.kind === "cpu") return CHUNK_BY_ISA[info.isa] ?? 128;
+  return Math.min(...device.gpus.map((gpu) => gpu.memory ?? 0)) >= LARGE_GPU_BYTES ? 8192 : 2048;
+}
 
 export function servedModelName(config: EngineConfig, model: LoadedModel): string {
   return config.servedModelName ?? (model.format === "gguf" ? basename(model.path).replace(/\.gguf$/i, "") : model.name);
@@ -60,21 +67,24 @@ export async function openConfiguredModel(config: EngineConfig, signal: AbortSig
 /** Tokens a sequence may hold before the size of the pool is known. */
 export const contextLimit = (config: EngineConfig, model: LoadedModel): number => Math.min(model.spec.maxContext, config.ctx ?? Infinity, config.licenseMaxCtx ?? Infinity);
 
-/** What an engine for this model is started with. @param isa of the device, which sets how many tokens a step computes */
-export function engineOptions(config: EngineConfig, model: LoadedModel, libraryPath: string, isa: string, transfer: TransferOptions | null): EngineOptions {
+/** What an engine for this model is started with on a device, which sets how many tokens a step computes. @throws UsageError where --tp does not fit the model */
+export function engineOptions(config: EngineConfig, model: LoadedModel, selected: SelectedDevice, transfer: TransferOptions | null): EngineOptions {
+  const { device, libraryPath } = selected;
+  const gpu = device.kind === "cuda" ? { index: device.index, ranks: ranksFor(device, model.spec) } : null;
   return {
     spec: model.spec,
     weights: model.weights,
     libraryPath,
     contextLength: contextLimit(config, model),
     maxNumSeqs: config.maxNumSeqs,
-    chunkedPrefillSize: config.chunkedPrefillSize ?? chunkFor(isa),
+    chunkedPrefillSize: config.chunkedPrefillSize ?? chunkFor(selected),
     maxTotalTokens: config.maxTotalTokens,
-    memoryUtilization: config.gpuMemoryUtilization ?? CPU_MEMORY_UTILIZATION,
+    memoryUtilization: config.gpuMemoryUtilization ?? (gpu === null ? CPU_MEMORY_UTILIZATION : GPU_MEMORY_UTILIZATION),
     // f32 keeps quantised and bf16 models within the golden tolerance; bf16 halves the pool at about 0.1 in logprobs of unlikely tokens.
-    kvCacheDtype: config.kvCacheDtype === "auto" ? "f32" : config.kvCacheDtype,
+    kvCacheDtype: config.kvCacheDtype !== "auto" ? config.kvCacheDtype : gpu === null ? "f32" : "bf16",
     prefixCache: config.prefixCache,
     threads: 0,
+    gpu,
     transfer,
   };
 }
@@ -90,8 +100,9 @@ export async function loadEngine(config: EngineConfig, { model, source }: Opened
   const wanted = contextLimit(config, model);
   if (config.ctx !== null && config.ctx > wanted)
     log.warn("--ctx is cut", { ctx: config.ctx, model: model.spec.maxContext, license: config.licenseMaxCtx, used: wanted });
-  const libraryPath = await findLibrary();
-  const options = engineOptions(config, model, libraryPath, deviceInfo(openLibrary(libraryPath).symbols).isa, transfer);
+  const selected = await selectDevice(config);
+  const options = engineOptions(config, model, selected, transfer);
+  if (selected.device.kind === "cuda" && options.gpu !== null) log.info("GPUs", { used: selected.device.gpus.slice(0, options.gpu.ranks), driver: selected.info.driver });
   const [engine, tokenizer] = await Promise.all([
     Engine.start(options),
     Promise.resolve().then(() => Tokenizer.create(model.assets.tokenizerJson, model.assets.tokenizerConfig)),

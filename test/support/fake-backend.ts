@@ -64,6 +64,10 @@ export class FakeBackend implements NativeBackend {
     this.tensors.push(tensor);
   }
   finishWeights(): void {}
+  memory(): null {
+    return null;
+  }
+
   createPool(pages: number): void {
     this.#pages = Array.from({ length: pages }, () => ({ tokens: [], refs: 0, node: null }));
     for (let page = pages - 1; page >= 0; page--) this.#free.push(page);

@@ -1,6 +1,6 @@
 // Generated from native/layerscale.h by scripts/abi-gen.ts. Do not edit: run `bun scripts/abi-gen.ts`.
 
-export const LS_ABI_VERSION = 3;
+export const LS_ABI_VERSION = 4;
 export const LS_PAGE_TOKENS = 16;
 export const LS_MAX_LOGPROBS = 20;
 export const LS_MAX_LAYERS = 1024;
@@ -35,6 +35,13 @@ export const ls_dtype = {
   LS_DTYPE_Q8_0: 3,
   LS_DTYPE_Q4_0: 4,
   LS_DTYPE_Q4_1: 5,
+} as const;
+
+export const ls_kv_dtype = {
+  LS_KV_F32: 0,
+  LS_KV_BF16: 2,
+  LS_KV_E4M3: 6,
+  LS_KV_E5M2: 7,
 } as const;
 
 export const ls_rope_style = {
@@ -106,10 +113,10 @@ export const ls_config = {
     prefix_cache: { offset: 68, type: "u32" },
     threads: { offset: 72, type: "u32" },
     device_index: { offset: 76, type: "u32" },
-    rms_eps: { offset: 80, type: "f32" },
-    attn_scale: { offset: 84, type: "f32" },
-    rope_scale: { offset: 88, type: "f32" },
-    reserved: { offset: 92, type: "f32" },
+    ranks: { offset: 80, type: "u32" },
+    rms_eps: { offset: 84, type: "f32" },
+    attn_scale: { offset: 88, type: "f32" },
+    rope_scale: { offset: 92, type: "f32" },
   },
 } as const;
 
@@ -124,6 +131,28 @@ export const ls_pool_stats_t = {
     open_seqs: { offset: 20, type: "u32" },
     evictions_lo: { offset: 24, type: "u32" },
     evictions_hi: { offset: 28, type: "u32" },
+  },
+} as const;
+
+export const ls_memory_t = {
+  size: 64,
+  fields: {
+    struct_size: { offset: 0, type: "u32" },
+    known: { offset: 4, type: "u32" },
+    total_lo: { offset: 8, type: "u32" },
+    total_hi: { offset: 12, type: "u32" },
+    used_before_lo: { offset: 16, type: "u32" },
+    used_before_hi: { offset: 20, type: "u32" },
+    weights_lo: { offset: 24, type: "u32" },
+    weights_hi: { offset: 28, type: "u32" },
+    workspace_lo: { offset: 32, type: "u32" },
+    workspace_hi: { offset: 36, type: "u32" },
+    graphs_lo: { offset: 40, type: "u32" },
+    graphs_hi: { offset: 44, type: "u32" },
+    free_lo: { offset: 48, type: "u32" },
+    free_hi: { offset: 52, type: "u32" },
+    page_bytes_lo: { offset: 56, type: "u32" },
+    page_bytes_hi: { offset: 60, type: "u32" },
   },
 } as const;
 
@@ -184,6 +213,7 @@ export const symbols = {
   ls_weights_set: { args: ["ptr", "u32", "u32", "u64", "u64", "u32", "u32", "u32"], returns: "i32" },
   ls_weights_finish: { args: ["ptr"], returns: "i32" },
   ls_load_progress: { args: ["ptr"], returns: "i32" },
+  ls_memory: { args: ["ptr", "ptr"], returns: "i32" },
   ls_pool_create: { args: ["ptr", "u32"], returns: "i32" },
   ls_pool_stats: { args: ["ptr", "ptr"], returns: "i32" },
   ls_pool_check: { args: ["ptr"], returns: "i32" },

@@ -21,6 +21,38 @@ export interface DeviceInfo {
   isas: string[];
   threads: number;
   name: string;
+  /** Of the CUDA library: versions as 1000 * major + 10 * minor (driver 0 = none), the visible GPUs, and why there are none. */
+  driver?: number;
+  runtime?: number;
+  devices?: GpuInfo[];
+  error?: string;
+}
+
+export interface GpuInfo {
+  index: number;
+  name?: string;
+  uuid?: string;
+  /** Compute capability, "9.0". */
+  capability?: string;
+  /** Bytes. */
+  memory?: number;
+  multiprocessors?: number;
+  /** Why it cannot be used: the library has no code for it. */
+  error?: string;
+}
+
+/** Memory of a device that has its own, in bytes, once weights are loaded; of several GPUs the tightest. */
+export interface DeviceMemory {
+  total: number;
+  /** By others, when the engine was created. */
+  usedBefore: number;
+  weights: number;
+  workspace: number;
+  graphs: number;
+  /** Now, before the graphs. */
+  free: number;
+  /** Of one KV page over all layers. */
+  pageBytes: number;
 }
 
 /** A native call failed. `status` is a negative ls_status. */
@@ -52,6 +84,8 @@ export interface NativeBackend {
   mapWeights(path: string, bytes: number): number;
   setTensor(tensor: WeightTensor, file: number): void;
   finishWeights(): void;
+  /** After finishWeights; null = the device's memory is the host's. */
+  memory(): DeviceMemory | null;
   createPool(pages: number): void;
   poolStats(): PoolCounts;
   /** Walks every structure of pool and prefix cache; throws at the first broken invariant. */

@@ -13,3 +13,9 @@ export async function embeddedLibraryPath(): Promise<string | null> {
   if (!compiled && !existsSync(join(import.meta.dir, "../../../dist/liblayerscale_cpu.so"))) return null;
   return (await import("../../../dist/liblayerscale_cpu.so", { with: { type: "file" } })).default;
 }
+
+/** In development, the CUDA library in dist/. The executable has none inside: it lies beside. */
+export async function builtCudaLibraryPath(): Promise<string | null> {
+  const built = join(import.meta.dir, "../../../dist/liblayerscale_cuda.so");
+  return !import.meta.dir.startsWith(EMBEDDED_ROOT) && existsSync(built) ? built : null;
+}

@@ -2,10 +2,11 @@ import { dlopen, type Library, type Pointer } from "bun:ffi";
 import type { WeightDtype, WeightTensor } from "../../config/model-spec.ts";
 import { int32Words, splitU64 } from "../../util/words.ts";
 import { EngineError } from "../errors.ts";
+import type { KvCacheDtype } from "../../config/engine-config.ts";
 import type { EngineOptions, TransferOptions } from "../types.ts";
 import { loadProblem } from "./library.ts";
-import { LS_ABI_VERSION, ls_config, ls_dtype, ls_pool_stats_t, ls_rope_style, symbols } from "./abi.gen.ts";
-import { NativeError, type DeviceInfo, type NativeBackend, type PoolCounts } from "./backend.ts";
+import { LS_ABI_VERSION, ls_config, ls_dtype, ls_kv_dtype, ls_memory_t, ls_pool_stats_t, ls_rope_style, symbols } from "./abi.gen.ts";
+import { NativeError, type DeviceInfo, type DeviceMemory, type NativeBackend, type PoolCounts } from "./backend.ts";
 import { FfiTransfer, type NativeTransfer } from "./transfer.ts";
 
 type Symbols = Library<typeof symbols>["symbols"];
@@ -14,6 +15,8 @@ const DTYPE: Record<WeightDtype, number> = {
   f32: ls_dtype.LS_DTYPE_F32, f16: ls_dtype.LS_DTYPE_F16, bf16: ls_dtype.LS_DTYPE_BF16,
   q8_0: ls_dtype.LS_DTYPE_Q8_0, q4_0: ls_dtype.LS_DTYPE_Q4_0, q4_1: ls_dtype.LS_DTYPE_Q4_1,
 };
+
+const KV_DTYPE: Record<KvCacheDtype, number> = { f32: ls_kv_dtype.LS_KV_F32, bf16: ls_kv_dtype.LS_KV_BF16, fp8_e4m3: ls_kv_dtype.LS_KV_E4M3, fp8_e5m2: ls_kv_dtype.LS_KV_E5M2 };
 
 /** Loads a device library and checks its ABI version before anything else is called. */
 export function openLibrary(path: string): Library<typeof symbols> {
@@ -90,6 +93,19 @@ export class FfiBackend implements NativeBackend {
     this.#check("ls_weights_finish", this.#native.ls_weights_finish(this.#engine));
   }
 
+  memory(): DeviceMemory | null {
+    const words = new Uint32Array(new ArrayBuffer(ls_memory_t.size));
+    const { fields } = ls_memory_t;
+    words[fields.struct_size.offset / 4] = ls_memory_t.size;
+    this.#check("ls_memory", this.#native.ls_memory(this.#engine, words));
+    if (words[fields.known.offset / 4] === 0) return null;
+    const bytes = (low: keyof typeof fields): number => words[fields[low].offset / 4]! + words[fields[low].offset / 4 + 1]! * 2 ** 32;
+    return {
+      total: bytes("total_lo"), usedBefore: bytes("used_before_lo"), weights: bytes("weights_lo"), workspace: bytes("workspace_lo"),
+      graphs: bytes("graphs_lo"), free: bytes("free_lo"), pageBytes: bytes("page_bytes_lo"),
+    };
+  }
+
   createPool(pages: number): void {
     this.#check("ls_pool_create", this.#native.ls_pool_create(this.#engine, pages));
   }
@@ -160,8 +176,9 @@ export function packConfig(options: EngineOptions, batchTokens: number): Uint8Ar
     rope_style: spec.rope.style === "half" ? ls_rope_style.LS_ROPE_HALF : ls_rope_style.LS_ROPE_INTERLEAVED,
     qkv_bias: Number(spec.qkvBias), o_bias: Number(spec.oBias), qk_norm: Number(spec.qkNorm), tied_embeddings: Number(spec.tiedEmbeddings),
     max_context: options.contextLength, max_seqs: options.maxNumSeqs, max_batch_tokens: batchTokens,
-    kv_dtype: DTYPE[options.kvCacheDtype], prefix_cache: Number(options.prefixCache), threads: options.threads, device_index: 0,
-    rms_eps: spec.rmsEps, attn_scale: spec.headDim ** -0.5, rope_scale: spec.rope.scale, reserved: 0,
+    kv_dtype: KV_DTYPE[options.kvCacheDtype], prefix_cache: Number(options.prefixCache), threads: options.threads,
+    device_index: options.gpu?.index ?? 0, ranks: options.gpu?.ranks ?? 1,
+    rms_eps: spec.rmsEps, attn_scale: spec.headDim ** -0.5, rope_scale: spec.rope.scale,
   };
   const view = new DataView(new ArrayBuffer(ls_config.size));
   for (const [name, { offset, type }] of Object.entries(ls_config.fields)) {

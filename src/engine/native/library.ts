@@ -4,10 +4,11 @@ import { tmpdir } from "node:os";
 import { dirname, join } from "node:path";
 import { EngineError } from "../errors.ts";
 import { symbols } from "./abi.gen.ts";
-import { EMBEDDED_ROOT, embeddedLibraryPath } from "./embedded.ts";
+import { EMBEDDED_ROOT, builtCudaLibraryPath, embeddedLibraryPath } from "./embedded.ts";
 
 export const LIBRARY_ENV = "LAYERSCALE_NATIVE_LIB";
 const LIBRARY_NAME = "liblayerscale_cpu.so";
+const CUDA_LIBRARY_NAME = "liblayerscale_cuda.so";
 
 /**
  * Why a library could not be opened, in words for people. The runtime makes machine code for each foreign function; where it may not,
@@ -27,19 +28,33 @@ export interface LibrarySearch {
   embedded: () => Promise<string | null>;
 }
 
-/** The native library: LAYERSCALE_NATIVE_LIB, else beside the executable, else the copy inside it, placed where it can be loaded. */
+/** The library that LAYERSCALE_NATIVE_LIB names, whatever its device; null when it is not set. */
+export function forcedLibrary(env: LibrarySearch["env"] = process.env): string | null {
+  const given = env[LIBRARY_ENV];
+  if (given === undefined || given === "") return null;
+  if (!statSync(given, { throwIfNoEntry: false })?.isFile()) throw new EngineError("engine", `${LIBRARY_ENV}: expected the path of a native library, got "${given}", which is not a file`);
+  return given;
+}
+
+/** The CPU library: LAYERSCALE_NATIVE_LIB, else beside the executable, else the copy inside it, placed where it can be loaded. */
 export async function findLibrary(search: Partial<LibrarySearch> = {}): Promise<string> {
   const { env = process.env, execPath = process.execPath, embedded = embeddedLibraryPath } = search;
-  const given = env[LIBRARY_ENV];
-  if (given !== undefined && given !== "") {
-    if (!statSync(given, { throwIfNoEntry: false })?.isFile()) throw new EngineError("engine", `${LIBRARY_ENV}: expected the path of a native library, got "${given}", which is not a file`);
-    return given;
-  }
-  const beside = join(dirname(execPath), LIBRARY_NAME);
+  const found = forcedLibrary(env) ?? (await besideOrInside(execPath, LIBRARY_NAME, embedded));
+  if (found === null) throw new EngineError("engine", `no native library: ${LIBRARY_ENV} is not set, ${join(dirname(execPath), LIBRARY_NAME)} does not exist, and this program carries none; build it, or set ${LIBRARY_ENV}`);
+  return found;
+}
+
+/** The CUDA library in the same places, but the variable; null = this program has none. */
+export function findCudaLibrary(search: Partial<Omit<LibrarySearch, "env">> = {}): Promise<string | null> {
+  const { execPath = process.execPath, embedded = builtCudaLibraryPath } = search;
+  return besideOrInside(execPath, CUDA_LIBRARY_NAME, embedded);
+}
+
+async function besideOrInside(execPath: string, name: string, embedded: LibrarySearch["embedded"]): Promise<string | null> {
+  const beside = join(dirname(execPath), name);
   if (existsSync(beside)) return beside;
   const inside = await embedded();
-  if (inside === null) throw new EngineError("engine", `no native library: ${LIBRARY_ENV} is not set, ${beside} does not exist, and this program carries none; build it, or set ${LIBRARY_ENV}`);
-  return inside.startsWith(EMBEDDED_ROOT) ? placeLibrary(await Bun.file(inside).bytes()) : inside;
+  return inside?.startsWith(EMBEDDED_ROOT) === true ? placeLibrary(await Bun.file(inside).bytes()) : inside;
 }
 
 /**
@@ -69,7 +84,7 @@ function copyTo(directory: string, hash: string, bytes: Uint8Array): string {
   const owner = lstatSync(directory);
   // Somebody else's directory, or a link to one, could swap the file between our check and the loader's open.
   if (!owner.isDirectory() || owner.uid !== process.getuid?.() || (owner.mode & 0o022) !== 0) throw new Error(`${directory} is not a directory that only this user can write`);
-  const path = join(directory, `liblayerscale_cpu-${hash.slice(0, 32)}.so`);
+  const path = join(directory, `liblayerscale-${hash.slice(0, 32)}.so`);
   if (hasContent(path, hash)) return path;
   const partial = `${path}.${process.pid}.tmp`;
   try {

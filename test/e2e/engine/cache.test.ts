@@ -4,17 +4,18 @@ import { mkdtempSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { Engine } from "../../../src/engine/engine.ts";
-import { findLibrary } from "../../../src/engine/native/library.ts";
 import type { EngineOptions } from "../../../src/engine/types.ts";
 import { collect, fakeOptions, request, tinySpec, WORKER_ENTRY } from "../../support/fake-engine.ts";
+import { nativeDevice } from "../../support/native-device.ts";
 import { tinyWeights } from "../../support/tiny-weights.ts";
 import { Random } from "../../support/random.ts";
 
+const device = await nativeDevice();
 let directory: string;
 let base: EngineOptions;
 beforeAll(async () => {
   directory = mkdtempSync(join(tmpdir(), "layerscale-cache-"));
-  base = fakeOptions({ libraryPath: await findLibrary(), weights: tinyWeights(tinySpec, join(directory, "weights.bin")), maxTotalTokens: 4096, threads: 2 });
+  base = fakeOptions({ ...device.options, weights: tinyWeights(tinySpec, join(directory, "weights.bin")), maxTotalTokens: 4096, threads: 2 });
 });
 afterAll(() => rmSync(directory, { recursive: true, force: true }));
 const engine = async (overrides: Partial<EngineOptions> = {}) => {
@@ -27,11 +28,11 @@ const answer = async (on: Running, prompt: number[], sampling: Parameters<typeof
   return { tokens, logprobs: outputs.flatMap((output) => output.logprobs ?? []).map(({ logprob }) => logprob), cached: last.usage.cachedTokens };
 };
 
-test("200 random prompts that share prefixes: cold, warm and without a prefix cache the same tokens and logprobs", async () => {
+test(`${device.simulated ? 40 : 200} random prompts that share prefixes: cold, warm and without a prefix cache the same tokens and logprobs`, async () => {
   const random = new Random(7);
   const below = (limit: number) => random.below(limit);
   const stems = Array.from({ length: 5 }, () => Array.from({ length: 120 }, () => below(tinySpec.vocab)));
-  const prompts = Array.from({ length: 200 }, () => {
+  const prompts = Array.from({ length: device.simulated ? 40 : 200 }, () => {
     const length = 1 + below(120);
     const shared = below(length + 1);
     return [...stems[below(5)]!.slice(0, shared), ...Array.from({ length: length - shared }, () => below(tinySpec.vocab))];

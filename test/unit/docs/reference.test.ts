@@ -8,8 +8,8 @@ const root = join(import.meta.dir, "../../..");
 const flags = readFileSync(join(root, "docs/reference-flags.md"), "utf8");
 const metrics = readFileSync(join(root, "docs/reference-metrics.md"), "utf8");
 
-/** Not for people: where the shell is, what tests and fuzzers set. */
-const APART = new Set(["HOME", "LAYERSCALE_FUZZ_SAVE", "LAYERSCALE_COMMIT"]);
+/** Not for people: where the shell is, what builds, tests and fuzzers set. */
+const APART = new Set(["HOME", "LAYERSCALE_FUZZ_SAVE", "LAYERSCALE_COMMIT", "LS_FAKE_QUEUES"]);
 
 async function sources(folder: string, pattern: string): Promise<string> {
   const texts: string[] = [];

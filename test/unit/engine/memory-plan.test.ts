@@ -1,5 +1,5 @@
 import { describe, expect, test } from "bun:test";
-import { availableMemory, pageBytes, planMemory, workspaceBytes } from "../../../src/engine/memory-plan.ts";
+import { availableMemory, pageBytes, planDeviceMemory, planMemory, workspaceBytes } from "../../../src/engine/memory-plan.ts";
 import { tinySpec } from "../../support/fake-engine.ts";
 
 const MIB = 2 ** 20;
@@ -92,5 +92,30 @@ describe("pool size", () => {
   test("too little for one sequence: the arithmetic is in the message", () => {
     expect(() => planMemory(options, 64, room(9))).toThrow(/one sequence of 160 tokens.*0\.5 of .* weights .*9 pages of 8192 bytes.*10 pages are needed/);
     expect(() => planMemory(options, 64, () => 0)).toThrow("0 pages of");
+  });
+});
+
+describe("pool size on a device with memory of its own", () => {
+  const limits = { contextLength: 160, maxNumSeqs: 4, maxTotalTokens: null, memoryUtilization: 0.5 };
+  // 512 of 1000 MiB are taken: 100 by others, 300 of weights, 100 of step buffers, 12 by the driver.
+  const memory = { total: 1000 * MIB, usedBefore: 100 * MIB, weights: 300 * MIB, workspace: 100 * MIB, graphs: 8 * MIB, free: 488 * MIB, pageBytes: MIB };
+
+  test("what the fraction of all its memory leaves beside everything that is taken", () => {
+    const plan = planDeviceMemory({ ...limits, memoryUtilization: 0.55 }, memory);
+    expect(plan.pages).toBe(550 - 512 - 8);
+    for (const part of ["0.55 of 0.98 GiB device memory", "0.10 GiB in use before", "0.29 GiB of weights", "0.10 GiB of step buffers", "0.01 GiB of graphs", "0.01 GiB of the driver"]) expect(plan.memoryRule).toContain(part);
+  });
+
+  test("never more than is free", () => {
+    expect(planDeviceMemory({ ...limits, maxNumSeqs: 1000, memoryUtilization: 1 }, { ...memory, free: 30 * MIB, usedBefore: 558 * MIB }).pages).toBe(30 - 8);
+  });
+
+  test("too little is refused with the arithmetic", () => {
+    expect(() => planDeviceMemory(limits, memory)).toThrow(/too little memory for one sequence of 160 tokens: 0\.5 of 0\.98 GiB.*10 pages are needed.*--gpu-memory-utilization/);
+  });
+
+  test("the flag and what is useful bound it", () => {
+    expect(planDeviceMemory({ ...limits, memoryUtilization: 1, maxTotalTokens: 320 }, memory)).toMatchObject({ pages: 20, memoryRule: expect.stringContaining("--max-total-tokens 320") });
+    expect(planDeviceMemory({ ...limits, memoryUtilization: 1 }, memory).pages).toBe(40);
   });
 });

@@ -1,0 +1,8 @@
+// Matrix products with q8_0 weights.
+#include "linear_sizes.cuh"
+
+namespace ls::cuda {
+
+void linear_launch_q8_0(Stream stream, LinearSize size, LinearParams &params) { launch_linear<WeightsQuant<LS_DTYPE_Q8_0>>(stream, size, params); }
+
+}  // namespace ls::cuda

@@ -1,0 +1,82 @@
+// The sum over ranks: ranks are threads, memory is shared, flags are real.
+#include <cmath>
+#include <memory>
+#include <random>
+#include <thread>
+
+#include "attention_cases.h"
+#include "kernels/all_reduce.h"
+
+using namespace ls::cuda;
+using cases::bf16_bits;
+using cases::bf16_value;
+
+TEST("every rank has the same sum, call after call, for both wire types and any length") {
+  for (uint32_t ranks : {1u, 2u, 3u, 8u})
+    for (Element wire : {Element::f32, Element::bf16}) {
+      const Element part_type = ranks % 2 ? Element::f32 : Element::bf16;
+      const size_t most = 40000;
+      const std::vector<size_t> lengths = ranks == 8 ? std::vector<size_t>{3, 17000} : std::vector<size_t>{1, 255, most, 16384, 7};
+      std::vector<std::unique_ptr<Guarded<uint8_t>>> areas;
+      AllReduce group;
+      group.ranks = ranks, group.max_elements = most, group.wire = wire;
+      for (uint32_t r = 0; r < ranks; ++r) {
+        areas.push_back(std::make_unique<Guarded<uint8_t>>(all_reduce_bytes(most)));
+        std::memset(areas[r]->data(), 0, areas[r]->size());
+        group.areas[r] = areas[r]->data();
+      }
+      std::mt19937_64 random(ranks);
+      std::normal_distribution<float> normal;
+      std::vector<float> parts(ranks * most), base(most);
+      for (float &x : parts) x = bf16_value(bf16_bits(normal(random)));  // the same in both types
+      for (float &x : base) x = normal(random);
+      std::vector<std::vector<std::vector<float>>> results(ranks);
+      std::vector<int32_t> errors(ranks);
+      std::vector<std::thread> threads;
+      for (uint32_t r = 0; r < ranks; ++r)
+        threads.emplace_back([&, r] {
+          AllReduce own = group;
+          own.rank = r, own.error = &errors[r];
+          for (size_t call = 0; call < lengths.size(); ++call) {
+            const size_t n = lengths[call];
+            Guarded<float> x(std::vector<float>(base.begin(), base.begin() + static_cast<long>(n)));
+            Guarded<uint8_t> part(n * element_bytes(part_type));
+            for (size_t i = 0; i < n; ++i) {
+              const float value = parts[r * most + i] * static_cast<float>(1 << call);
+              const uint16_t bits = bf16_bits(value);
+              std::memcpy(part.data() + i * element_bytes(part_type), part_type == Element::bf16 ? static_cast<const void *>(&bits) : &value, element_bytes(part_type));
+            }
+            all_reduce_add(nullptr, own, part.data(), part_type, x.data(), n);
+            results[r].push_back(x.values());
+          }
+        });
+      for (std::thread &t : threads) t.join();
+      for (uint32_t r = 0; r < ranks; ++r) {
+        CHECK_EQ(errors[r], 0);
+        areas[r]->check_surroundings();
+        for (size_t call = 0; call < lengths.size(); ++call) {
+          CHECK(results[r][call] == results[0][call]);
+          for (size_t i = 0; i < lengths[call]; ++i) {
+            float sum = 0;  // in the order of the ranks
+            for (uint32_t p = 0; p < ranks; ++p) sum += parts[p * most + i] * static_cast<float>(1 << call);
+            CHECK_EQ(results[r][call][i], base[i] + sum);
+          }
+        }
+      }
+    }
+}
+
+TEST("a rank that never comes is named, and the wait ends") {
+  const size_t n = 100;
+  Guarded<uint8_t> first(all_reduce_bytes(n)), second(all_reduce_bytes(n));
+  std::memset(first.data(), 0, first.size());
+  std::memset(second.data(), 0, second.size());
+  const Guarded<float> part(std::vector<float>(n, 1.0f));
+  Guarded<float> x(std::vector<float>(n, 0.0f));
+  int32_t error = 0;
+  AllReduce group;
+  group.areas[0] = first.data(), group.areas[1] = second.data();
+  group.ranks = 2, group.max_elements = n, group.spin_limit = 3, group.error = &error;
+  all_reduce_add(nullptr, group, part.data(), Element::f32, x.data(), n);
+  CHECK_EQ(error, 2);
+}
