@@ -128,11 +128,12 @@ try {
     DYN_TCP_RESPONSE_STREAM_HOST: "lo",
     POD_IP: "127.0.0.1",
   };
-  if (has("e2e")) await step("the image's root file system", () => assembleImage());
   if (has("check")) await step("types, lint, generated bindings", () => bunTask(bun, "check"));
   if (has("native")) await nativeTests(bun, [["release", "native-tests-release"], ["sanitize", "native-tests-sanitize"]]);
   // Kernels in the simulator, the library for all GPUs, and what the compiler made of it: no GPU is needed.
   if (has("cuda")) await nativeTests(bun, [["cuda", "cuda-tests"]]);
+  // Holds the device libraries that lie in dist/ by now, as the executable there finds them.
+  if (has("e2e")) await step("the image's root file system", () => assembleImage());
   if (has("unit")) await bunTests(bun, "unit", ["test/unit"], env, 900);
   if (has("e2e")) {
     // Deployments spend much of their time waiting for leases and grace times to pass; the other half of the tests runs meanwhile.

@@ -37,7 +37,7 @@ function entries() {
   const file = (from, to, mode = 0o644) => ({ kind: "file", from, to, mode });
   const content = (to, body) => ({ kind: "text", to, body, mode: 0o644 });
   // CUDA's library lies there after a build with that task; the CPU's always does.
-  const native = readdirSync(dist).filter((name) => /^liblayerscale_\w+\.so$/.test(name)).sort();
+  const native = readdirSync(dist).filter((name) => /^liblayerscale_(cpu|cuda)\.so$/.test(name)).sort();
   return [
     ...["/app", "/dev", "/etc", "/etc/ssl", "/etc/ssl/certs", "/home", "/models", "/proc", "/sys", "/usr", "/usr/lib", "/usr/lib64", LIBRARY_FOLDER].map((to) => directory(to)),
     directory("/root", 0o700),
