@@ -18,15 +18,17 @@ export async function machineChecks(findings: Findings, wish: DeviceWish): Promi
     openLibrary(library);
     return `ABI ${LS_ABI_VERSION}, ${library}`;
   });
+  let usable = false;
   if (loaded)
-    await findings.check("instruction-set", () => {
+    usable = await findings.check("instruction-set", () => {
       const info = deviceInfo(openLibrary(library).symbols);
       return `${info.isa} with ${info.threads} threads (this machine has ${info.isas.join(", ")})`;
     });
   else findings.skip("the native library cannot be loaded", "instruction-set");
   await findings.check("gpu", async () => {
     const seen = gpuChecks(wish.device);
-    if (!loaded && wish.device.kind === "cpu") return seen;
+    // A library that is of no use has been named already.
+    if (!usable) return seen;
     try {
       selected = await selectDevice(wish);
     } catch (error) {

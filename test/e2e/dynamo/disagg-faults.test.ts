@@ -9,8 +9,8 @@ const TEST_MS = 3 * LIMIT_MS;
 
 describe("copies that nobody fetches", () => {
   test("fill the cap: 503 for chat and completions, streamed too; they expire, and prompts are taken again", async () => {
-    // A pool of 64 pages; each prompt's copy takes 13.
-    await using p = await pair({ prefill: { args: ["--max-total-tokens", "1024"], env: { LAYERSCALE_KV_HOLD_SECONDS: "8" } } });
+    // A pool of 64 pages; each prompt's copy takes 13. They are held long enough for five prompts on a busy machine.
+    await using p = await pair({ prefill: { args: ["--max-total-tokens", "1024"], env: { LAYERSCALE_KV_HOLD_SECONDS: "20" } } });
     let copies = 0;
     for (;;) {
       const call = await prefillCall(p.prefill, prompt(200, 30 + copies));
