@@ -248,7 +248,9 @@ export class EngineLoop {
 
   /** One message with everything since the last one. */
   #publish(): void {
-    this.#counts = this.transfer?.native.stats() ?? null;
+    const counts = this.transfer?.native.stats() ?? null;
+    // The network thread lets go of a cancelled pull a moment later, when nothing else may be told for long: what counts is who waits here.
+    this.#counts = counts && { ...counts, pulls: this.scheduler.running.filter(({ pulling }) => pulling).length };
     this.#toldRunning = this.scheduler.running.length;
     const transfers = [...this.#notes, ...this.scheduler.pulls.notes.splice(0)];
     const report: Report = { kind: "step", stats: this.stats(), outputs: packOutputs(this.#outputs), errors: this.#errors, staged: this.#staged, transfers, events: this.#takeEvents() };

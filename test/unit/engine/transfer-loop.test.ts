@@ -120,6 +120,22 @@ test("a pull that takes long is no stall; when it has come the answer is the sam
   expect(steps.at(-1)!.stats).toMatchObject({ promptTokensComputed: 1, stalls: 0, pagesHeld: 0 });
 });
 
+test("a cancelled pull is told as gone at once, though the network still holds it", () => {
+  const p = loop("127.0.0.1", 1e9);
+  p.add(1, prompt(70), { stage: true });
+  p.run(() => p.native.copies.size === 1);
+  const d = loop(null, 0);
+  const counts = d.native.stats.bind(d.native);
+  d.native.stats = () => ({ ...counts(), pulls: 1 });
+  d.add(9, prompt(70), { source: sourceOf(p.native, [...p.native.copies.keys()][0]!) });
+  d.run((turn) => {
+    if (turn === 5) d.send({ kind: "cancel", key: 9 });
+    return turn > 5 && d.instance.scheduler.running.length === 0;
+  });
+  const told = d.steps().map(({ stats }) => [stats.pagesHeld, stats.transfer!.pulls]);
+  expect([told[0], told.at(-1)]).toEqual([[5, 1], [0, 0]]);
+});
+
 test("a prompt that can never run here lets the sender drop its copy; so does a stop", () => {
   const p = loop("127.0.0.1", 1e9);
   for (const key of [1, 2]) p.add(key, prompt(70, key), { stage: true });
