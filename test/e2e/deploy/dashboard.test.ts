@@ -1,11 +1,11 @@
 /** The dashboard's queries before what a worker and the frontend really export: by name, and where Prometheus is at hand, by running them. */
 import { afterAll, beforeAll, describe, expect, test } from "bun:test";
 import { mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
-import { createServer } from "node:net";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { eventually, Launched } from "../../support/launch.ts";
 import { Deployment, LIMIT_MS, type Worker } from "../dynamo/support.ts";
+import { freePort } from "../../support/free-port.ts";
 
 interface Panel {
   title: string;
@@ -67,10 +67,7 @@ describe("dashboard", () => {
     const target = (url: string, pod: string) => ({ targets: [new URL(url).host], labels: { namespace: "ns1", pod } });
     const config = { global: { scrape_interval: "1s", scrape_timeout: "1s" }, scrape_configs: [{ job_name: "layerscale", static_configs: [target(worker.system, "worker-0"), target(deployment.url, "frontend-0")] }] };
     writeFileSync(join(home, "prometheus.yml"), JSON.stringify(config));
-    const server = createServer();
-    await new Promise<void>((resolve) => server.listen(0, "127.0.0.1", resolve));
-    const { port } = server.address() as { port: number };
-    await new Promise<void>((resolve) => server.close(() => resolve()));
+    const port = await freePort();
     try {
       await using prometheus = Launched.command([process.env.LAYERSCALE_TEST_PROMETHEUS!, `--config.file=${home}/prometheus.yml`, `--storage.tsdb.path=${home}/data`, `--web.listen-address=127.0.0.1:${port}`, "--log.level=error"]);
       const ask = async (expr: string): Promise<{ value: [number, string] }[]> => {
