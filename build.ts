@@ -28,21 +28,27 @@ export async function cmakeBuild(name: string, options: string[], targets: strin
   const compiler = await $`g++ -dumpfullversion -dumpmachine`.text();
   const folder = join(cacheDir, "native", `${name}-${contentHash(inputs, [compiler, ...options])}`);
   const done = join(folder, `.done-${targets.join("-")}`);
-  if (existsSync(done)) return folder;
+  if (existsSync(done) && madeAs(folder, "CMAKE_CACHEFILE_DIR", folder)) return folder;
   await exclusive(`${folder}.lock`, () => buildTree(folder, name, options, targets, done));
   return folder;
 }
 
 async function buildTree(folder: string, name: string, options: string[], targets: string[], done: string): Promise<void> {
-  if (existsSync(done)) return;
+  const moved = !madeAs(folder, "CMAKE_CACHEFILE_DIR", folder);
+  if (existsSync(done) && !moved) return;
   say(`building ${targets.join(", ")} (${name})`);
-  // Begun from another checkout and not finished: CMake refuses such a tree.
-  const cache = join(folder, "CMakeCache.txt");
-  if (existsSync(cache) && !readFileSync(cache, "utf8").includes(`CMAKE_HOME_DIRECTORY:INTERNAL=${join(root, "native")}\n`)) rmSync(folder, { recursive: true, force: true });
+  // CMake refuses a tree that was begun from another checkout, and one that lay under another name lists its tests there.
+  if (moved || !madeAs(folder, "CMAKE_HOME_DIRECTORY", join(root, "native"))) rmSync(folder, { recursive: true, force: true });
   mkdirSync(folder, { recursive: true });
   await $`cmake -S ${join(root, "native")} -B ${folder} -DCMAKE_BUILD_TYPE=Release ${options}`.quiet();
   await $`cmake --build ${folder} -j ${availableParallelism()} ${targets.flatMap((target) => ["--target", target])}`;
   writeFileSync(done, "");
+}
+
+/** Whether a build tree was configured with this value of a path that CMake keeps. */
+function madeAs(folder: string, name: string, path: string): boolean {
+  const cache = join(folder, "CMakeCache.txt");
+  return existsSync(cache) && readFileSync(cache, "utf8").includes(`\n${name}:INTERNAL=${path}\n`);
 }
 
 /** Two checkouts share the cached trees: one builds at a time. A lock whose process has ended is void. */
@@ -117,7 +123,11 @@ async function nativeTests(flavour: "release" | "sanitize"): Promise<void> {
 
 async function ctests(folder: string): Promise<{ name: string; command: string[] }[]> {
   const listed = (await $`ctest --test-dir ${folder} --show-only=json-v1`.quiet().json()) as { tests: { name: string; command?: string[] }[] };
-  return listed.tests.map(({ name, command }) => ({ name, command: command ?? [] }));
+  return listed.tests.map(({ name, command }) => {
+    // Listed without a command: its program is not where the tree says.
+    if (!command?.length) throw new Error(`the program of the test ${name} is missing in ${folder}; remove that folder to build it again`);
+    return { name, command };
+  });
 }
 
 /** dist/layerscale: one file with the native library embedded. */

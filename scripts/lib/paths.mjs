@@ -1,15 +1,22 @@
 // Where things are: the checkout, and one cache for everything that is slow to make and safe to share between checkouts.
 import { createHash } from "node:crypto";
-import { existsSync, readdirSync, readFileSync, statSync } from "node:fs";
+import { existsSync, readdirSync, readFileSync, realpathSync, statSync } from "node:fs";
 import { homedir } from "node:os";
-import { dirname, join, relative } from "node:path";
+import { basename, dirname, join, relative, resolve } from "node:path";
 import { fileURLToPath } from "node:url";
 
 export const root = join(dirname(fileURLToPath(import.meta.url)), "..", "..");
 /** LAYERSCALE_CACHE_DIR, else $XDG_CACHE_HOME/layerscale, else ~/.cache/layerscale. Entries are named by content or version. */
-export const cacheDir = process.env.LAYERSCALE_CACHE_DIR ?? join(process.env.XDG_CACHE_HOME ?? join(homedir(), ".cache"), "layerscale");
+export const cacheDir = realPath(resolve(process.env.LAYERSCALE_CACHE_DIR ?? join(process.env.XDG_CACHE_HOME ?? join(homedir(), ".cache"), "layerscale")));
 export const dist = join(root, "dist");
 export const executable = join(dist, "layerscale");
+
+/** The path without links, as far as it exists: build trees hold their own path, which must not name a link that is gone tomorrow. */
+function realPath(path) {
+  if (existsSync(path)) return realpathSync(path);
+  const above = dirname(path);
+  return above === path ? path : join(realPath(above), basename(path));
+}
 
 /** The free community key: anyone may run the project with it. */
 export const COMMUNITY_KEY =
