@@ -42,7 +42,7 @@ export class EngineThread {
       }
       this.#receive(reports, start.onProgress);
     });
-    const workerData: EngineWorkerData = { kind: "layerscale-engine", options, checkPages: start.checkPages ?? false, port: port2, signal: this.#signal };
+    const workerData: EngineWorkerData = { kind: "layerscale-engine", options, checkPages: start.checkPages ?? false, stepsSubmitted: start.stepsSubmitted ?? null, port: port2, signal: this.#signal };
     // The program's own entry: one name that holds in development and in the compiled executable.
     this.#worker = new Worker(start.workerEntry ?? Bun.main, { workerData, transferList: [port2] });
     this.#worker.on("error", (error: unknown) => this.#died(`the engine thread failed: ${error instanceof Error ? error.message : String(error)}`));
