@@ -1,5 +1,6 @@
 import { dlopen, type Pointer } from "bun:ffi";
 import { MessageChannel, receiveMessageOnPort, Worker, type MessagePort } from "node:worker_threads";
+import { within } from "../util/within.ts";
 import { EngineError } from "./errors.ts";
 import { symbols } from "./native/abi.gen.ts";
 import type { Command, EngineWorkerData, Report } from "./protocol.ts";
@@ -68,10 +69,7 @@ export class EngineThread {
   async #stop(): Promise<void> {
     this.#stopPolling();
     this.send({ kind: "stop" });
-    let timer: ReturnType<typeof setTimeout> | undefined;
-    const timeout = new Promise<"timeout">((resolve) => (timer = setTimeout(() => resolve("timeout"), STOP_WAIT_MS)));
-    if ((await Promise.race([this.#exited.promise, timeout])) === "timeout") await this.#worker.terminate();
-    clearTimeout(timer);
+    if (!(await within(this.#exited.promise, STOP_WAIT_MS))) await this.#worker.terminate();
     this.#gone = true;
     this.#port.close();
   }
