@@ -22,7 +22,7 @@ struct Node {
     ls_kv_config config{};
     config.struct_size = sizeof config;
     uint8_t digest[LS_KV_DIGEST_BYTES] = {1};
-    port = ls_kv_start(engine.handle(), &config, digest, nullptr, nullptr, listens ? "127.0.0.1" : nullptr);
+    port = ls_kv_start(engine.handle(), &config, digest, nullptr, listens ? "127.0.0.1" : nullptr);
     if (port < 0) throw std::runtime_error(last_error(cuda_api()));
     CHECK_EQ(ls_kv_layout(engine.handle(), layout), LS_OK);
   }
