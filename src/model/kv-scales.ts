@@ -72,7 +72,8 @@ function readScalar(tensor: StoredTensor): number {
   const file = OpenFile.open(tensor.path);
   let value: number;
   try {
-    value = decode(file.read(tensor.offset, tensor.bytes, `tensor "${tensor.name}"`));
+    const bytes = file.read(tensor.offset, tensor.bytes, `tensor "${tensor.name}"`);
+    value = decode(new DataView(bytes.buffer, bytes.byteOffset, bytes.length));
   } finally {
     file.close();
   }
@@ -80,15 +81,13 @@ function readScalar(tensor: StoredTensor): number {
   return value;
 }
 
-const DECODE: Record<string, (bytes: Buffer) => number> = {
-  F32: (bytes) => bytes.readFloatLE(0),
-  BF16: (bytes) => Buffer.from([0, 0, bytes[0]!, bytes[1]!]).readFloatLE(0),
-  F16(bytes) {
-    const bits = bytes.readUInt16LE(0);
-    const exponent = (bits >> 10) & 31;
-    const mantissa = bits & 1023;
-    const size = exponent === 31 ? (mantissa === 0 ? Infinity : NaN) : exponent === 0 ? mantissa * 2 ** -24 : (1 + mantissa / 1024) * 2 ** (exponent - 15);
-    return bits & 0x8000 ? -size : size;
+const DECODE: Record<string, (view: DataView) => number> = {
+  F32: (view) => view.getFloat32(0, true),
+  F16: (view) => view.getFloat16(0, true),
+  BF16(view) {
+    const wide = new DataView(new ArrayBuffer(4));
+    wide.setUint32(0, view.getUint16(0, true) << 16);
+    return wide.getFloat32(0);
   },
 };
 

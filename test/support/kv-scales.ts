@@ -1,6 +1,8 @@
 /** Checkpoints with scales for their KV cache. */
 import { readFileSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
+import { readSafetensors } from "../../src/model/safetensors.ts";
+import { quantize } from "../../scripts/models/quantize.ts";
 
 export interface RawTensor {
   dtype: string;
@@ -8,18 +10,9 @@ export interface RawTensor {
   bytes: Uint8Array;
 }
 
-/** A scalar of a type that checkpoints have; values that f16 or bf16 do not hold are cut. */
-export function scalar(value: number, dtype: "F32" | "BF16" | "F16" = "F32", shape: number[] = []): RawTensor {
-  const f32 = Buffer.alloc(4);
-  f32.writeFloatLE(value);
-  if (dtype === "F32") return { dtype, shape, bytes: f32 };
-  if (dtype === "BF16") return { dtype, shape, bytes: f32.subarray(2) };
-  const word = f32.readUInt32LE();
-  const exponent = ((word >>> 23) & 255) - 112;
-  if (exponent <= 0 || exponent >= 31) throw new RangeError(`${value} is not normal in f16`);
-  const bits = ((word >>> 16) & 0x8000) | (exponent << 10) | ((word >>> 13) & 1023);
-  return { dtype, shape, bytes: Uint8Array.of(bits & 255, bits >> 8) };
-}
+/** A scalar of a type that checkpoints have. */
+export const scalar = (value: number, dtype: "F32" | "BF16" | "F16" = "F32", shape: number[] = []): RawTensor =>
+  ({ dtype, shape, bytes: quantize(Float32Array.of(value), dtype.toLowerCase() as "f32" | "bf16" | "f16") });
 
 /** Adds tensors to one safetensors file of a checkpoint, after those that it has. */
 export function addTensors(directory: string, tensors: Record<string, RawTensor>, file = "model.safetensors"): void {
@@ -39,6 +32,18 @@ export function addTensors(directory: string, tensors: Record<string, RawTensor>
   const length = Buffer.alloc(8);
   length.writeBigUInt64LE(BigInt(json.length));
   writeFileSync(path, Buffer.concat([length, json, ...data]));
+}
+
+/** Multiplies the values of f32 tensors whose names match, in place. */
+export function scaleTensors(directory: string, pattern: RegExp, factor: number): void {
+  const path = join(directory, "model.safetensors");
+  const file = readFileSync(path);
+  for (const { name, type, offset, bytes } of readSafetensors(path).tensors) {
+    if (!pattern.test(name)) continue;
+    if (type !== "F32") throw new Error(`${name} is ${type}, expected F32`);
+    for (let at = offset; at < offset + bytes; at += 4) file.writeFloatLE(file.readFloatLE(at) * factor, at);
+  }
+  writeFileSync(path, file);
 }
 
 /** Names of the scales of a layer: the two of each spelling, and the older joint one. */
