@@ -117,7 +117,7 @@ class Engine {
   WeightFiles weights_;
   std::unique_ptr<Backend> backend_;
   std::atomic<int32_t> load_permille_{0};
-  std::vector<float> kv_scales_;  // {k, v} of each layer; empty without an fp8 cache
+  std::vector<float> kv_scales_;  // {k, v} of each layer, 1 unless set, so that all 1 and none are the same to others; empty without an fp8 cache
   std::unique_ptr<kv::Transfer> transfer_;  // its threads use the backend
 
   std::mutex mutex_;

@@ -28,7 +28,6 @@ Status Engine::start_transfer(const ls_kv_config *config, const uint8_t *model_d
     return Status::fail(LS_UNSUPPORTED, "this device cannot move KV with pages of " + std::to_string(format.page_bytes) + " bytes per layer, expected 1.." + std::to_string(kMaxPageBytes));
   kv::Layout layout;
   std::copy_n(model_digest, layout.model.size(), layout.model.begin());
-  // By value, little-endian: a checkpoint whose scales are all 1 agrees with one that has none.
   if (!kv_scales_.empty()) layout.scales = kv::sha256({reinterpret_cast<const uint8_t *>(kv_scales_.data()), kv_scales_.size() * sizeof(float)});
   layout.layers = config_.layers;
   layout.kv_heads = config_.kv_heads;

@@ -3,8 +3,8 @@
  * A prefill worker stages the KV of a prompt in host memory, a decode worker pulls it over TCP. docs/kv-transfer.md.
  * Calls come from the engine thread. Nothing here blocks on the network; what happens there is polled by ls_kv_events.
  */
-#ifndef LAYERSCALE_TRANSFER_H
-#define LAYERSCALE_TRANSFER_H
+#ifndef LS_TRANSFER_H
+#define LS_TRANSFER_H
 #ifndef LAYERSCALE_H
 #error "include layerscale.h instead"
 #endif
