@@ -3,6 +3,10 @@ import { afterAll, expect, test } from "bun:test";
 import { existsSync, mkdtempSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
+import type { EngineOptions } from "../../../src/engine/types.ts";
+import { fakeOptions, tinySpec } from "../../support/fake-engine.ts";
+import { KvNode } from "../../support/kv-node.ts";
+import { tinyWeights } from "../../support/tiny-weights.ts";
 import { addTensors, scalar, scaleName, scaleTensors } from "../../support/kv-scales.ts";
 import { launch } from "../../support/launch.ts";
 import { tinyModel, writeTinyHf } from "../../support/models.ts";
@@ -75,4 +79,38 @@ built.each([
   expect(await server.exit()).toBe(1);
   expect(server.stderr.trim().split("\n").filter((text) => !text.startsWith("{"))).toEqual([expect.stringMatching(line)]);
   expect(server.logs.map(({ message }) => message).filter((message) => /loading|weights|ready$/.test(message))).toEqual([]);
+}, LIMIT);
+
+built("a worker that reloads weights takes their scales, and keeps its own where they are not usable", async () => {
+  const [first, second, bad] = [large(scales(6.5)), large(scales(7)), large({ ...scales(4), [scaleName(0, "k_proj.k_scale")]: 0 })];
+  const dynamo = { DYN_DISCOVERY_BACKEND: "file", DYN_FILE_KV: join(scratch, "discovery"), DYN_TCP_RPC_HOST: "127.0.0.1", DYN_REQUEST_PLANE: "tcp", DYN_EVENT_PLANE: "zmq", DYN_SYSTEM_PORT: "0", DYN_SYSTEM_HOST: "127.0.0.1" };
+  await using worker = launch(["dynamo", "--model", first, "--enable-rl", "--kv-cache-dtype", "fp8_e4m3", ...FLAGS.slice(2)], { env: { ...env, ...dynamo } });
+  const { port } = await worker.log("system server listens", LIMIT);
+  await worker.log("worker ready", LIMIT);
+  const call = async (route: string, body: unknown) => (await (await fetch(`http://127.0.0.1:${port as number}/engine/${route}`, { method: "POST", body: JSON.stringify(body) })).json()) as Record<string, unknown>;
+  expect(await call("pause_generation", { mode: "wait" })).toMatchObject({ status: "ok" });
+  expect(await call("update_weights_from_disk", { model_path: bad })).toMatchObject({ status: "error", message: expect.stringContaining('tensor "model.layers.0.self_attn.k_proj.k_scale": is 0, expected') });
+  expect(await call("update_weights_from_disk", { model_path: second })).toMatchObject({ status: "ok" });
+  expect(worker.logs.filter(({ message }) => message === USED).map(({ k, v }) => [k, v])).toEqual([[[6.5, 6.5], [6.5, 6.5]], [[7, 7], [7, 7]]]);
+}, LIMIT);
+
+built("engines with other scales refuse each other's KV by name, those with the same take it", async () => {
+  const weights = tinyWeights(tinySpec, join(scratch, "weights.bin"));
+  const scalesOf = (values: [k: number, v: number][]) => values.map(([k, v]) => ({ k, v }));
+  const node = (kvScales: EngineOptions["kvScales"], host: string | null) =>
+    new KvNode(fakeOptions({ weights, libraryPath: simulator, kvCacheDtype: "fp8_e4m3", gpu: { index: 0, ranks: 1 }, memoryUtilization: 0.5, contextLength: 256, maxNumSeqs: 2, kvScales }), { host });
+  const own = scalesOf([[0.5, 0.02], [0.03, 0.25]]);
+  const prompt = Array.from({ length: 40 }, (_, index) => (index * 7) % tinySpec.vocab);
+  using from = node(own, "127.0.0.1");
+  for (const other of [null, scalesOf([[0.5, 0.02], [0.03, 0.26]]), own.toReversed()]) {
+    using to = node(other, null);
+    expect(() => to.openPull(to.sequence(prompt), from.prefill(prompt))).toThrow(/cache scales is [0-9a-f]{16}\.\.\. on the prefill worker and [0-9a-f]{16}\.\.\. on the decode worker/);
+  }
+  using to = node(structuredClone(own), null);
+  expect(to.layout).toEqual(from.layout);
+  const sequence = await to.pull(from.prefill(prompt), prompt);
+  to.backend.closeSequence(sequence.slot, 0);
+  using unit = node(scalesOf([[1, 1], [1, 1]]), null);
+  using none = node(null, null);
+  expect(unit.layout).toEqual(none.layout);
 }, LIMIT);
