@@ -19,6 +19,11 @@ class CudaBackend final : public Backend {
     return Status::good();
   }
 
+  Status set_kv_scales(const float *scales) override {
+    for (uint32_t r = 0; r < group_->ranks(); ++r) group_->rank(r).set_kv_scales(scales);
+    return Status::good();
+  }
+
   Status finish_weights(std::atomic<int32_t> &permille) override { return group_->load(permille); }
 
   Status memory(ls_memory_t &out) override {

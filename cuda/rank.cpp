@@ -34,12 +34,16 @@ std::vector<uint32_t> graph_buckets(uint32_t rows) {
 
 Rank::Rank(const ls_config &config, const float *inv_freq, const PlanLimits &limits, int device, uint32_t rank, uint32_t ranks)
     : config_(config), limits_(limits), device_(device), rank_(rank), ranks_(ranks), heads_(config.heads / ranks), kv_heads_(config.kv_heads / ranks), wide_(config.intermediate / ranks),
-      inv_freq_host_(inv_freq, inv_freq + config.head_dim / 2), layout_{kv_heads_, config.head_dim, kv_type(config.kv_dtype)}, weights_(config, rank, ranks) {}
+      inv_freq_host_(inv_freq, inv_freq + config.head_dim / 2), layout_{kv_heads_, config.head_dim, kv_type(config.kv_dtype)}, scales_(config.layers), weights_(config, rank, ranks) {}
 
 // The device of the owners' memory must be in use, and nothing may run on it any more.
 Rank::~Rank() {
   use_device(device_);
   drain();
+}
+
+void Rank::set_kv_scales(const float *scales) {
+  for (size_t l = 0; l < scales_.size(); ++l) scales_[l] = {scales[2 * l], scales[2 * l + 1]};
 }
 
 Status Rank::open() {
@@ -162,6 +166,7 @@ void Rank::attention(const StepShape &shape, uint32_t layer) {
   args.pages = page(layer, 0);
   args.page_table = words;
   args.layout = layout_;
+  args.scales = scales_[layer];
   args.heads = heads_;
   args.scale = config_.attn_scale;
   args.partial = partial_.as<void>();
@@ -218,6 +223,7 @@ Status Rank::forward(const StepShape &shape, bool layer_events) {
     prepare.q_norm = layer.q_norm;
     prepare.k_norm = layer.k_norm;
     prepare.pages = page(l, 0);
+    prepare.scales = scales_[l];
     qkv_prepare(stream, prepare);
     if (layer_events)
       if (Status status = event_record(layer_events_[l].get(), stream); !status.ok()) return status;

@@ -36,6 +36,8 @@ class Rank {
   const KvLayout &kv_layout() const { return layout_; }
   const RankMemory &memory() const { return memory_; }
 
+  // {k, v} of each layer of an fp8 cache; before load().
+  void set_kv_scales(const float *scales);
   // Streams and events. First.
   Status open();
   // Weights and buffers; then what graphs take is measured on a pool of one page.
@@ -69,6 +71,7 @@ class Rank {
   const uint32_t heads_, kv_heads_, wide_;  // of this rank
   std::vector<float> inv_freq_host_;
   KvLayout layout_;
+  std::vector<KvScales> scales_;  // by layer
   Weights weights_;
   RankMemory memory_;
   OwnedStream stream_;

@@ -124,6 +124,10 @@ int32_t ls_weights_set(ls_engine *engine, uint32_t tensor_id, uint32_t file, uin
   return on_engine(engine, [&](ls::Engine &core) { return core.set_tensor(tensor_id, file, offset, bytes, dtype, rows, cols); });
 }
 
+int32_t ls_kv_scales(ls_engine *engine, const float *scales, uint32_t layers) {
+  return on_engine(engine, [&](ls::Engine &core) { return core.set_kv_scales(scales, layers); });
+}
+
 int32_t ls_weights_finish(ls_engine *engine) {
   return on_engine(engine, [](ls::Engine &core) { return core.finish_weights(); });
 }
@@ -182,8 +186,8 @@ int32_t ls_events_drain(ls_engine *engine, int32_t *words, uint32_t capacity) {
   return count_on_engine(engine, [&](ls::Engine &core, uint32_t &written) { return core.drain_events(words, capacity, written); });
 }
 
-int32_t ls_kv_start(ls_engine *engine, const ls_kv_config *config, const uint8_t *model_digest, const uint8_t *scales_digest, const uint8_t *key, const char *host) {
-  return count_on_engine(engine, [&](ls::Engine &core, uint32_t &port) { return core.start_transfer(config, model_digest, scales_digest, key, host, port); });
+int32_t ls_kv_start(ls_engine *engine, const ls_kv_config *config, const uint8_t *model_digest, const uint8_t *key, const char *host) {
+  return count_on_engine(engine, [&](ls::Engine &core, uint32_t &port) { return core.start_transfer(config, model_digest, key, host, port); });
 }
 
 int32_t ls_kv_layout(ls_engine *engine, uint8_t *out) {

@@ -96,6 +96,11 @@ class Backend {
   virtual ~Backend() = default;
   // id as in ls_role; shape, dtype and range are already checked against the config by the core.
   virtual Status set_tensor(uint32_t id, const TensorView &view) = 0;
+  // Of an fp8 cache, {k, v} of each layer, checked by the core; before finish_weights, else all are 1.
+  virtual Status set_kv_scales(const float *scales) {
+    (void)scales;
+    return Status::fail(LS_UNSUPPORTED, "this device has no fp8 cache");
+  }
   // All tensors are set. Repacks; permille goes 0..1000.
   virtual Status finish_weights(std::atomic<int32_t> &permille) = 0;
   // After finish_weights. A device whose memory is the host's leaves it at 0.

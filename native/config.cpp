@@ -73,6 +73,16 @@ Status validate_config(const ls_config *config, const float *inv_freq) {
   return Status::good();
 }
 
+Status check_kv_scales(const ls_config &config, const float *scales, uint32_t layers) {
+  if (!kv_dtype_scaled(config.kv_dtype)) return Status::fail(LS_UNSUPPORTED, "kv_dtype " + std::to_string(config.kv_dtype) + " has no scales, only 6 (fp8 e4m3) and 7 (fp8 e5m2) have");
+  if (scales == nullptr) return invalid("scales is NULL");
+  if (layers != config.layers) return invalid("scales of " + std::to_string(layers) + " layers, expected " + std::to_string(config.layers));
+  for (uint32_t i = 0; i < 2 * layers; ++i)
+    if (!std::isfinite(scales[i]) || scales[i] <= 0)
+      return invalid(std::string(i % 2 ? "v" : "k") + " scale of layer " + std::to_string(i / 2) + " is " + std::to_string(scales[i]) + ", expected a finite number > 0");
+  return Status::good();
+}
+
 std::string tensor_name(uint32_t id) {
   const uint32_t layer = id / 256, role = id % 256;
   if (layer == 0)

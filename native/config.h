@@ -12,6 +12,11 @@ namespace ls {
 // Names the field, its value and what was expected. config->struct_size bytes are readable; inv_freq has head_dim/2 floats.
 Status validate_config(const ls_config *config, const float *inv_freq);
 
+// Whether elements of the cache stand for element * scale.
+constexpr bool kv_dtype_scaled(uint32_t dtype) { return dtype == LS_KV_E4M3 || dtype == LS_KV_E5M2; }
+// scales: {k, v} of each layer. LS_INVALID naming layer and value; LS_UNSUPPORTED when the cache has none.
+Status check_kv_scales(const ls_config &config, const float *scales, uint32_t layers);
+
 struct TensorShape {
   uint32_t rows = 0, cols = 0;
   bool vector = false;  // norm or bias: (1, cols), never quantised

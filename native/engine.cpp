@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <random>
 
+#include "config.h"
+
 namespace ls {
 namespace {
 
@@ -17,7 +19,8 @@ uint64_t random_seed() {
 
 }  // namespace
 
-Engine::Engine(const ls_config &config, std::unique_ptr<Backend> backend) : config_(config), weights_(config), backend_(std::move(backend)) {}
+Engine::Engine(const ls_config &config, std::unique_ptr<Backend> backend)
+    : config_(config), weights_(config), backend_(std::move(backend)), kv_scales_(kv_dtype_scaled(config.kv_dtype) ? size_t{2} * config.layers : 0, 1.0f) {}
 
 Status Engine::require(Phase phase, const char *call) const {
   if (!failure_.empty()) return Status::fail(LS_STATE, std::string(call) + ": the device failed: " + failure_);
@@ -43,6 +46,16 @@ Status Engine::set_tensor(uint32_t id, uint32_t file, uint64_t offset, uint64_t 
   const std::lock_guard lock(mutex_);
   if (Status status = require(Phase::loading, "ls_weights_set"); !status.ok()) return status;
   return weights_.set(*backend_, id, file, offset, bytes, dtype, rows, cols);
+}
+
+Status Engine::set_kv_scales(const float *scales, uint32_t layers) {
+  const std::lock_guard lock(mutex_);
+  if (Status status = require(Phase::loading, "ls_kv_scales"); !status.ok()) return status;
+  if (Status status = check_kv_scales(config_, scales, layers); !status.ok()) return status;
+  std::vector<float> copy(scales, scales + size_t{2} * layers);
+  if (Status status = backend_->set_kv_scales(copy.data()); !status.ok()) return status;
+  kv_scales_ = std::move(copy);
+  return Status::good();
 }
 
 Status Engine::finish_weights() {

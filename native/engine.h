@@ -50,6 +50,8 @@ class Engine {
   // Loading, in this order. Engine thread only. Out of order: LS_STATE.
   Status map_weights(const char *path, uint64_t expected_bytes, uint32_t &file);
   Status set_tensor(uint32_t id, uint32_t file, uint64_t offset, uint64_t bytes, uint32_t dtype, uint32_t rows, uint32_t cols);
+  // {k, v} of each layer.
+  Status set_kv_scales(const float *scales, uint32_t layers);
   Status finish_weights();
   int32_t load_permille() const { return load_permille_.load(std::memory_order_relaxed); }
   Status memory(ls_memory_t &out);
@@ -69,7 +71,7 @@ class Engine {
   Status drain_events(int32_t *words, uint32_t capacity, uint32_t &written);
 
   // KV transfer (engine_transfer.cpp).
-  Status start_transfer(const ls_kv_config *config, const uint8_t *model_digest, const uint8_t *scales_digest, const uint8_t *key, const char *host, uint32_t &port);
+  Status start_transfer(const ls_kv_config *config, const uint8_t *model_digest, const uint8_t *key, const char *host, uint32_t &port);
   Status layout(uint8_t *out);
   Status transfer_stats(ls_kv_stats_t &out);
   Status stage(int32_t slot, uint32_t tokens);
@@ -115,6 +117,7 @@ class Engine {
   WeightFiles weights_;
   std::unique_ptr<Backend> backend_;
   std::atomic<int32_t> load_permille_{0};
+  std::vector<float> kv_scales_;  // {k, v} of each layer, 1 unless set, so that all 1 and none are the same to others; empty without an fp8 cache
   std::unique_ptr<kv::Transfer> transfer_;  // its threads use the backend
 
   std::mutex mutex_;

@@ -15,7 +15,7 @@ uint32_t pages_for(uint32_t tokens) { return (tokens + LS_PAGE_TOKENS - 1) / LS_
 
 }  // namespace
 
-Status Engine::start_transfer(const ls_kv_config *config, const uint8_t *model_digest, const uint8_t *scales_digest, const uint8_t *key, const char *host, uint32_t &port) {
+Status Engine::start_transfer(const ls_kv_config *config, const uint8_t *model_digest, const uint8_t *key, const char *host, uint32_t &port) {
   const std::lock_guard lock(mutex_);
   port = 0;
   if (Status status = require(Phase::serving, "ls_kv_start"); !status.ok()) return status;
@@ -28,7 +28,7 @@ Status Engine::start_transfer(const ls_kv_config *config, const uint8_t *model_d
     return Status::fail(LS_UNSUPPORTED, "this device cannot move KV with pages of " + std::to_string(format.page_bytes) + " bytes per layer, expected 1.." + std::to_string(kMaxPageBytes));
   kv::Layout layout;
   std::copy_n(model_digest, layout.model.size(), layout.model.begin());
-  if (scales_digest != nullptr) std::copy_n(scales_digest, layout.scales.size(), layout.scales.begin());
+  if (!kv_scales_.empty()) layout.scales = kv::sha256({reinterpret_cast<const uint8_t *>(kv_scales_.data()), kv_scales_.size() * sizeof(float)});
   layout.layers = config_.layers;
   layout.kv_heads = config_.kv_heads;
   layout.head_dim = config_.head_dim;

@@ -1,6 +1,6 @@
-/** Writes src/engine/native/abi.gen.ts from native/layerscale.h. `--check` writes nothing and exits 1 when the file is stale. */
+/** Writes src/engine/native/abi.gen.ts from native/layerscale.h and what it includes of its folder. `--check` writes nothing and exits 1 when the file is stale. */
 import { existsSync, readFileSync, writeFileSync } from "node:fs";
-import { join } from "node:path";
+import { dirname, join } from "node:path";
 
 const ROOT = join(import.meta.dir, "..");
 const HEADER = join(ROOT, "native/layerscale.h");
@@ -86,7 +86,12 @@ function generate(header: string): string {
   return out.join("\n");
 }
 
-const generated = generate(readFileSync(HEADER, "utf8"));
+/** The header with the headers of its folder that it includes in their place. */
+function readHeader(path: string): string {
+  return readFileSync(path, "utf8").replace(/^#include "([\w.]+)"$/gm, (_, name: string) => readHeader(join(dirname(path), name)));
+}
+
+const generated = generate(readHeader(HEADER));
 const current = existsSync(OUTPUT) ? readFileSync(OUTPUT, "utf8") : "";
 if (process.argv.includes("--check")) {
   if (current !== generated) {

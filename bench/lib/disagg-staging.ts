@@ -25,7 +25,7 @@ export async function staging(directory: string, length: number, reps: number): 
   const model = await openModel(directory);
   const options = {
     spec: model.spec, weights: model.weights, libraryPath: await findLibrary(), contextLength: length + 16, maxNumSeqs: 4, chunkedPrefillSize: CHUNK, maxTotalTokens: 2 * (length + 64),
-    memoryUtilization: 0.9, kvCacheDtype: "f32", prefixCache: false, threads: 1, gpu: null, transfer: null,
+    memoryUtilization: 0.9, kvCacheDtype: "f32", kvScales: null, prefixCache: false, threads: 1, gpu: null, transfer: null,
   } as const;
   using node = new KvNode(options, { host: "127.0.0.1" });
   const plain: number[] = [];

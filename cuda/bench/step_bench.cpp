@@ -166,8 +166,8 @@ void transfer(Bench &from, Bench &to, double &bytes, double &seconds) {
   uint8_t layout[LS_KV_LAYOUT_BYTES], digest[LS_KV_DIGEST_BYTES] = {1};
   ls_kv_config config{};
   config.struct_size = sizeof config;
-  const int32_t port = must(ls_kv_start(from.engine, &config, digest, nullptr, nullptr, "127.0.0.1"), "ls_kv_start");
-  must(ls_kv_start(to.engine, &config, digest, nullptr, nullptr, nullptr), "ls_kv_start");
+  const int32_t port = must(ls_kv_start(from.engine, &config, digest, nullptr, "127.0.0.1"), "ls_kv_start");
+  must(ls_kv_start(to.engine, &config, digest, nullptr, nullptr), "ls_kv_start");
   must(ls_kv_layout(from.engine, layout), "ls_kv_layout");
   seconds = 1e9;
   for (uint32_t round = 0; round < 3; ++round) {

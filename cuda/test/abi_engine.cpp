@@ -69,7 +69,7 @@ std::vector<uint8_t> encode(const std::vector<float> &values, uint32_t dtype) {
 }  // namespace
 
 const Api &cuda_api() {
-  static const Api api{ls_last_error, ls_engine_create, ls_engine_destroy, ls_weights_map, ls_weights_set, ls_weights_finish, ls_memory, ls_pool_create, ls_pool_check, ls_seq_open, ls_seq_close, ls_step_submit, ls_step_wait};
+  static const Api api{ls_last_error, ls_engine_create, ls_engine_destroy, ls_weights_map, ls_weights_set, ls_kv_scales, ls_weights_finish, ls_memory, ls_pool_create, ls_pool_check, ls_seq_open, ls_seq_close, ls_step_submit, ls_step_wait};
   return api;
 }
 
@@ -87,7 +87,7 @@ const Api &cpu_api() {
       std::memcpy(&to, &symbol, sizeof to);
     };
     find(loaded.last_error, "ls_last_error"), find(loaded.engine_create, "ls_engine_create"), find(loaded.engine_destroy, "ls_engine_destroy");
-    find(loaded.weights_map, "ls_weights_map"), find(loaded.weights_set, "ls_weights_set"), find(loaded.weights_finish, "ls_weights_finish"), find(loaded.memory, "ls_memory");
+    find(loaded.weights_map, "ls_weights_map"), find(loaded.weights_set, "ls_weights_set"), find(loaded.kv_scales, "ls_kv_scales"), find(loaded.weights_finish, "ls_weights_finish"), find(loaded.memory, "ls_memory");
     find(loaded.pool_create, "ls_pool_create"), find(loaded.pool_check, "ls_pool_check"), find(loaded.seq_open, "ls_seq_open"), find(loaded.seq_close, "ls_seq_close");
     find(loaded.step_submit, "ls_step_submit"), find(loaded.step_wait, "ls_step_wait");
     return loaded;
@@ -133,18 +133,21 @@ TinyModel::TinyModel(const TinyOptions &o, uint64_t seed) : options(o) {
   if (!o.tied) add(LS_ROLE_LM_HEAD, o.vocab, o.hidden, 0.3f, 0);
   for (uint32_t l = 0; l < o.layers; ++l) {
     const uint32_t b = l * 256;
+    const float k_gain = o.k_gain.empty() ? 1 : o.k_gain[l], v_gain = o.v_gain.empty() ? 1 : o.v_gain[l];
+    // A norm per head undoes what the matrix before it does.
+    const float k = o.qk_norm ? 1 : k_gain, k_norm = o.qk_norm ? k_gain : 1;
     add(b + LS_ROLE_ATTN_NORM, 1, o.hidden, 0.2f, 1);
     add(b + LS_ROLE_FFN_NORM, 1, o.hidden, 0.2f, 1);
-    add(b + LS_ROLE_Q, q, o.hidden, 0.12f, 0);
-    add(b + LS_ROLE_K, kv, o.hidden, 0.12f, 0);
-    add(b + LS_ROLE_V, kv, o.hidden, 0.25f, 0);
-    add(b + LS_ROLE_O, o.hidden, q, 0.1f, 0);
+    add(b + LS_ROLE_Q, q, o.hidden, 0.12f / k, 0);
+    add(b + LS_ROLE_K, kv, o.hidden, 0.12f * k, 0);
+    add(b + LS_ROLE_V, kv, o.hidden, 0.25f * v_gain, 0);
+    add(b + LS_ROLE_O, o.hidden, q, 0.1f / v_gain, 0);
     add(b + LS_ROLE_GATE, o.intermediate, o.hidden, 0.2f, 0);
     add(b + LS_ROLE_UP, o.intermediate, o.hidden, 0.2f, 0);
     add(b + LS_ROLE_DOWN, o.hidden, o.intermediate, 0.1f, 0);
-    if (o.qkv_bias) add(b + LS_ROLE_Q_BIAS, 1, q, 0.5f, 0), add(b + LS_ROLE_K_BIAS, 1, kv, 0.5f, 0), add(b + LS_ROLE_V_BIAS, 1, kv, 0.5f, 0);
+    if (o.qkv_bias) add(b + LS_ROLE_Q_BIAS, 1, q, 0.5f / k, 0), add(b + LS_ROLE_K_BIAS, 1, kv, 0.5f * k, 0), add(b + LS_ROLE_V_BIAS, 1, kv, 0.5f * v_gain, 0);
     if (o.o_bias) add(b + LS_ROLE_O_BIAS, 1, o.hidden, 0.3f, 0);
-    if (o.qk_norm) add(b + LS_ROLE_Q_NORM, 1, o.head_dim, 0.2f, 1), add(b + LS_ROLE_K_NORM, 1, o.head_dim, 0.2f, 1);
+    if (o.qk_norm) add(b + LS_ROLE_Q_NORM, 1, o.head_dim, 0.2f / k_norm, 1 / k_norm), add(b + LS_ROLE_K_NORM, 1, o.head_dim, 0.2f * k_norm, k_norm);
   }
   std::fclose(file);
 }
@@ -167,11 +170,13 @@ int32_t AbiEngine::call(int32_t code, const char *what) const {
   return code;
 }
 
-AbiEngine::AbiEngine(const Api &api, const TinyModel &model, uint32_t kv_dtype, uint32_t pages, uint32_t ranks) : api_(api), result_(LS_RESULT_HEADER_WORDS + 64 * (LS_RESULT_ROW_WORDS + 2 * LS_MAX_LOGPROBS)) {
+AbiEngine::AbiEngine(const Api &api, const TinyModel &model, uint32_t kv_dtype, uint32_t pages, uint32_t ranks, const std::vector<float> &kv_scales)
+    : api_(api), result_(LS_RESULT_HEADER_WORDS + 64 * (LS_RESULT_ROW_WORDS + 2 * LS_MAX_LOGPROBS)) {
   const ls_config config = model.config(kv_dtype, ranks);
   call(api.engine_create(&config, model.inv_freq.data(), &engine_), "ls_engine_create");
   const int32_t file = call(api.weights_map(engine_, model.path.c_str(), model.bytes), "ls_weights_map");
   for (const TinyModel::Tensor &t : model.tensors) call(api.weights_set(engine_, t.id, static_cast<uint32_t>(file), t.offset, t.bytes, t.dtype, t.rows, t.cols), "ls_weights_set");
+  if (!kv_scales.empty()) call(api.kv_scales(engine_, kv_scales.data(), static_cast<uint32_t>(kv_scales.size() / 2)), "ls_kv_scales");
   call(api.weights_finish(engine_), "ls_weights_finish");
   call(api.pool_create(engine_, pages), "ls_pool_create");
 }

@@ -18,6 +18,7 @@ struct Api {
   decltype(&ls_engine_destroy) engine_destroy;
   decltype(&ls_weights_map) weights_map;
   decltype(&ls_weights_set) weights_set;
+  decltype(&ls_kv_scales) kv_scales;
   decltype(&ls_weights_finish) weights_finish;
   decltype(&ls_memory) memory;
   decltype(&ls_pool_create) pool_create;
@@ -35,6 +36,8 @@ struct TinyOptions {
   bool qkv_bias = false, o_bias = false, qk_norm = false, tied = true, interleaved = false;
   uint32_t weights = LS_DTYPE_BF16;  // LS_DTYPE_F32, F16, BF16, Q8_0, Q4_0 or Q4_1 of matrices; vectors are f32
   uint32_t max_context = 512, max_seqs = 8, max_batch_tokens = 256;
+  // By layer, empty = 1: K and V are so many times larger, q and o so many times smaller. The model says the same, whatever they are.
+  std::vector<float> k_gain = {}, v_gain = {};
 };
 
 // Weights in a file of their own.
@@ -72,10 +75,10 @@ struct Sampled {
   std::vector<std::pair<int32_t, float>> top;
 };
 
-// An engine that is ready to serve. Everything that fails throws with the library's text.
+// An engine that is ready to serve; kv_scales: {k, v} of each layer, empty = not set. Everything that fails throws with the library's text.
 class AbiEngine {
  public:
-  AbiEngine(const Api &api, const TinyModel &model, uint32_t kv_dtype, uint32_t pages = 64, uint32_t ranks = 1);
+  AbiEngine(const Api &api, const TinyModel &model, uint32_t kv_dtype, uint32_t pages = 64, uint32_t ranks = 1, const std::vector<float> &kv_scales = {});
   ~AbiEngine();
   AbiEngine(const AbiEngine &) = delete;
   AbiEngine &operator=(const AbiEngine &) = delete;

@@ -1,6 +1,8 @@
-# The library's dynamic symbols are exactly the functions that the header declares.
+# The library's dynamic symbols are exactly the functions that layerscale.h and layerscale_transfer.h in HEADERS declare.
 execute_process(COMMAND ${NM} -D --defined-only ${LIBRARY} OUTPUT_VARIABLE symbols COMMAND_ERROR_IS_FATAL ANY)
-file(READ ${HEADER} header)
+file(READ ${HEADERS}/layerscale.h header)
+file(READ ${HEADERS}/layerscale_transfer.h transfer_header)
+string(APPEND header "${transfer_header}")
 string(REGEX MATCHALL "LS_API [a-z0-9_]+ \\*?ls_[a-z_]+\\(" declarations "${header}")
 string(REGEX MATCHALL "[A-Za-z] [^ \n]+\n" exported "${symbols}")
 set(wanted "")
@@ -19,4 +21,4 @@ if(NOT wanted OR NOT "${wanted}" STREQUAL "${found}")
   message(FATAL_ERROR "exported: ${found}\ndeclared: ${wanted}")
 endif()
 list(LENGTH found count)
-message(STATUS "ok exports: ${count} symbols, as the header declares")
+message(STATUS "ok exports: ${count} symbols, as the headers declare")

@@ -59,6 +59,11 @@ class FakeBackend : public Backend {
     return Status::good();
   }
 
+  Status set_kv_scales(const float *scales) override {
+    device_->kv_scales.assign(scales, scales + size_t{2} * device_->config.layers);
+    return Status::good();
+  }
+
   KvFormat kv_format() const override { return {device_->movable ? sizeof(int32_t) * LS_PAGE_TOKENS : 0, 7}; }
   uint8_t *kv_page(uint32_t layer, int32_t index) override { return reinterpret_cast<uint8_t *>(page(layer, index)); }
 

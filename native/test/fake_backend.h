@@ -23,6 +23,7 @@ struct FakeDevice {
   ls_config config{};
   std::vector<float> inv_freq;
   std::map<uint32_t, TensorView> tensors;
+  std::vector<float> kv_scales;     // {k, v} of each layer; empty: never set
   std::vector<int32_t> memory;      // (layers, pages * 16); layer l keeps token ^ l << 20
   bool movable = true;              // its KV may be transferred
   std::vector<StepRow> last_rows;   // pointers are dead after the run

@@ -31,7 +31,7 @@ ls_config small_config(const Options &o) {
   c.max_context = o.max_context;
   c.max_seqs = o.max_seqs;
   c.max_batch_tokens = o.max_batch_tokens;
-  c.kv_dtype = LS_DTYPE_F32;
+  c.kv_dtype = o.kv_dtype;
   c.prefix_cache = o.prefix_cache;
   c.rms_eps = 1e-5f;
   c.attn_scale = 0.25f;
@@ -95,6 +95,7 @@ int32_t load_zeros(ls_engine *engine, const ls_config &config) {
 Rig::Rig(const Options &options) : config(small_config(options)) {
   CHECK_EQ(ls_engine_create(&config, small_inv_freq(config).data(), &engine), LS_OK);
   CHECK_EQ(load_zeros(engine, config), LS_OK);
+  if (!options.kv_scales.empty()) CHECK_EQ(ls_kv_scales(engine, options.kv_scales.data(), static_cast<uint32_t>(options.kv_scales.size() / 2)), LS_OK);
   CHECK_EQ(ls_weights_finish(engine), LS_OK);
   CHECK_EQ(ls_pool_create(engine, options.pages), LS_OK);
 }

@@ -15,7 +15,8 @@ using Tokens = std::vector<int32_t>;
 Tokens range(int32_t first, uint32_t count);
 
 struct Options {
-  uint32_t pages = 32, max_seqs = 4, max_context = 256, max_batch_tokens = 128, vocab = 1000, prefix_cache = 1;
+  uint32_t pages = 32, max_seqs = 4, max_context = 256, max_batch_tokens = 128, vocab = 1000, prefix_cache = 1, kv_dtype = LS_KV_F32;
+  std::vector<float> kv_scales = {};  // empty: ls_kv_scales is not called
 };
 ls_config small_config(const Options &options = {});
 std::vector<float> small_inv_freq(const ls_config &config);

@@ -26,7 +26,7 @@ KvRig::KvRig(const Options &options, const KvOptions &kv) : Rig(options), host(k
   c.struct_size = sizeof c;
   c.key_bytes = static_cast<uint32_t>(kv.key.size());
   const ByteVector digest(LS_KV_DIGEST_BYTES, kv.model);
-  const int32_t code = ls_kv_start(engine, &c, digest.data(), nullptr, kv.key.data(), kv.host);
+  const int32_t code = ls_kv_start(engine, &c, digest.data(), kv.key.data(), kv.host);
   if (code < 0) throw std::runtime_error("ls_kv_start: " + last_error());
   port = static_cast<uint32_t>(code);
   CHECK_EQ(ls_kv_layout(engine, layout.data()), LS_OK);

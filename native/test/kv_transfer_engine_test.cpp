@@ -261,7 +261,7 @@ TEST("kv engine: calls out of order") {
   int32_t out[4];
   ByteVector layout(LS_KV_LAYOUT_BYTES);
   ls_kv_stats_t stats{};
-  for (const int32_t code : {ls_kv_start(nullptr, nullptr, nullptr, nullptr, nullptr, nullptr), ls_kv_layout(nullptr, nullptr), ls_kv_stats(nullptr, &stats), ls_kv_stage(nullptr, 0, 0), ls_kv_publish(nullptr, 0, id),
+  for (const int32_t code : {ls_kv_start(nullptr, nullptr, nullptr, nullptr, nullptr), ls_kv_layout(nullptr, nullptr), ls_kv_stats(nullptr, &stats), ls_kv_stage(nullptr, 0, 0), ls_kv_publish(nullptr, 0, id),
                              ls_kv_release(nullptr, 1, 0), ls_seq_open_pull(nullptr, nullptr, 0, 0, 0, nullptr, nullptr, nullptr, out), ls_kv_drop(nullptr, nullptr, 0, 0, 0), ls_kv_events(nullptr, nullptr, 0)})
     CHECK_EQ(code, LS_INVALID);
   Rig plain;
@@ -275,20 +275,20 @@ TEST("kv engine: calls out of order") {
   CHECK_EQ(ls_kv_release(plain.engine, 1, 0), LS_STATE);
   ls_kv_config c{};
   const ByteVector digest(32, 0);
-  CHECK_EQ(ls_kv_start(plain.engine, &c, digest.data(), nullptr, nullptr, nullptr), LS_INVALID);
+  CHECK_EQ(ls_kv_start(plain.engine, &c, digest.data(), nullptr, nullptr), LS_INVALID);
   c.struct_size = sizeof c;
-  CHECK_EQ(ls_kv_start(plain.engine, &c, nullptr, nullptr, nullptr, nullptr), LS_INVALID);
+  CHECK_EQ(ls_kv_start(plain.engine, &c, nullptr, nullptr, nullptr), LS_INVALID);
   c.key_bytes = 15;
-  CHECK_EQ(ls_kv_start(plain.engine, &c, digest.data(), nullptr, digest.data(), nullptr), LS_INVALID);
+  CHECK_EQ(ls_kv_start(plain.engine, &c, digest.data(), digest.data(), nullptr), LS_INVALID);
   c.key_bytes = 0, c.hold_ms = 3'600'001;
-  CHECK_EQ(ls_kv_start(plain.engine, &c, digest.data(), nullptr, nullptr, nullptr), LS_INVALID);
+  CHECK_EQ(ls_kv_start(plain.engine, &c, digest.data(), nullptr, nullptr), LS_INVALID);
   c.hold_ms = 0;
-  CHECK_EQ(ls_kv_start(plain.engine, &c, digest.data(), nullptr, nullptr, "nowhere"), LS_INVALID);
+  CHECK_EQ(ls_kv_start(plain.engine, &c, digest.data(), nullptr, "nowhere"), LS_INVALID);
   device().movable = false;
-  CHECK_EQ(ls_kv_start(plain.engine, &c, digest.data(), nullptr, nullptr, nullptr), LS_UNSUPPORTED);
+  CHECK_EQ(ls_kv_start(plain.engine, &c, digest.data(), nullptr, nullptr), LS_UNSUPPORTED);
   device().movable = true;
-  CHECK_EQ(ls_kv_start(plain.engine, &c, digest.data(), nullptr, nullptr, nullptr), 0);
-  CHECK_EQ(ls_kv_start(plain.engine, &c, digest.data(), nullptr, nullptr, nullptr), LS_STATE);
+  CHECK_EQ(ls_kv_start(plain.engine, &c, digest.data(), nullptr, nullptr), 0);
+  CHECK_EQ(ls_kv_start(plain.engine, &c, digest.data(), nullptr, nullptr), LS_STATE);
   const Opened seq = plain.open(prompt_of(20));
   CHECK_EQ(ls_kv_stage(plain.engine, seq.slot, 19), LS_STATE);  // no listener
 

@@ -42,6 +42,12 @@ export interface WeightTensor {
   cols: number;
 }
 
+/** Of one layer of an fp8 KV cache: a stored element stands for element * scale. f32 values, finite and above 0. */
+export interface KvScale {
+  k: number;
+  v: number;
+}
+
 /** Files to map and tensors to place; everything has been checked against the spec. */
 export interface WeightPlan {
   files: { path: string; bytes: number }[];

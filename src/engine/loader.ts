@@ -25,6 +25,7 @@ export function loadEngine(backend: NativeBackend, options: EngineOptions, plann
   const progress = (phase: LoadProgress["phase"], percent: number, bytes = totalBytes): void => report({ phase, percent, bytes, totalBytes });
 
   placeWeights(backend, options.weights, (bytes) => progress("weights", totalBytes === 0 ? 100 : (100 * bytes) / totalBytes, bytes));
+  if (options.kvScales !== null) backend.setKvScales(options.kvScales);
   progress("repack", 0);
   backend.finishWeights();
   progress("repack", 100);

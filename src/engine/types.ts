@@ -1,5 +1,5 @@
 import type { KvCacheDtype } from "../config/engine-config.ts";
-import type { ModelSpec, WeightPlan } from "../config/model-spec.ts";
+import type { KvScale, ModelSpec, WeightPlan } from "../config/model-spec.ts";
 
 /** Why a sequence ended. Exactly one per request, on its last output. */
 export type FinishReason = "stop" | "length" | "cancelled" | "error";
@@ -216,6 +216,8 @@ export interface EngineOptions {
   /** Fraction of available memory that weights and pool may take. */
   memoryUtilization: number;
   kvCacheDtype: KvCacheDtype;
+  /** Of an fp8 cache, by layer; null = all 1, or a cache without scales. */
+  kvScales: KvScale[] | null;
   prefixCache: boolean;
   /** 0 = one per core. */
   threads: number;

@@ -4,6 +4,7 @@ import type { Architecture } from "./architectures/decoder.ts";
 import { ARCHITECTURES, unsupportedArchitecture } from "./architectures/index.ts";
 import { Fields } from "./fields.ts";
 import { describe, isObject, type JsonObject } from "./files.ts";
+import { refuseQuantisedWeights } from "./quantization.ts";
 import { MAX_HEAD_DIM, MAX_LAYERS } from "./roles.ts";
 import { ropeFromConfig } from "./rope.ts";
 
@@ -12,14 +13,19 @@ const log = logger("layerscale::model");
 /** Ceilings that keep every product of shapes far inside 2^53 and a lying file from asking for memory. */
 export const LIMITS = { hidden: 1 << 18, heads: 4096, intermediate: 1 << 20, vocab: 1 << 24, positions: 2 ** 30 };
 
+/** A parsed config.json; keys of a nested `text_config` count where the top level is silent. */
+export function configFields(file: string, json: JsonObject): Fields {
+  const nested = json.text_config;
+  return new Fields(file, isObject(nested) ? { ...nested, ...json } : json);
+}
+
 /**
- * The spec of a parsed config.json (keys of a nested `text_config` count where the top level is silent). tiedEmbeddings is the flag's
+ * The spec of a parsed config.json. tiedEmbeddings is the flag's
  * word; the tensors decide with it (see tieEmbeddings).
  * @throws ModelError naming key, value and what is supported.
  */
 export function specFromConfig(file: string, json: JsonObject): ModelSpec {
-  const nested = json.text_config;
-  const config = new Fields(file, isObject(nested) ? { ...nested, ...json } : json);
+  const config = configFields(file, json);
   const architecture = findArchitecture(config);
   refuseUnsupported(config, architecture);
 
@@ -71,11 +77,7 @@ function findArchitecture(config: Fields): Architecture {
 }
 
 function refuseUnsupported(config: Fields, architecture: Architecture): void {
-  for (const key of ["quantization_config", "compression_config"]) {
-    const quantization = config.object(key);
-    if (quantization)
-      throw config.fail(key, `quantised checkpoints (${describe(quantization.raw("quant_method") ?? "method not named")}) are not supported, expected bf16, f16 or f32 weights`);
-  }
+  refuseQuantisedWeights(config);
   const activation = config.string("hidden_act") ?? "silu";
   if (activation !== "silu") throw config.fail("hidden_act", `${describe(activation)} is not supported, expected "silu"`);
   if (config.bool("mlp_bias", false)) throw config.fail("mlp_bias", "true is not supported, expected false");

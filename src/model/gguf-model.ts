@@ -31,6 +31,7 @@ export function openGguf(path: string): LoadedModel {
     format: "gguf",
     spec,
     weights,
+    kvScales: () => null,
     dtype: dominantDtype(weights),
     assets,
     generation: {

@@ -3,9 +3,10 @@ import { existsSync } from "node:fs";
 import { basename, join, resolve } from "node:path";
 import type { ModelSpec } from "../config/model-spec.ts";
 import { writeFileSet } from "./cache-files.ts";
-import { specFromConfig } from "./config.ts";
+import { configFields, specFromConfig } from "./config.ts";
 import { describe, isFile, isObject, type JsonObject, OpenFile, readJsonFile, whyNoFile } from "./files.ts";
 import { generationDefaults, type NamedJson } from "./generation-config.ts";
+import { findKvScales, readKvScales } from "./kv-scales.ts";
 import { readSafetensorsDirectory } from "./safetensors.ts";
 import { tieEmbeddings } from "./tied-embeddings.ts";
 import { type CardFiles, type LoadedModel, type ModelAssets, ModelError } from "./types.ts";
@@ -28,7 +29,8 @@ export function openHfDirectory(directory: string): LoadedModel {
   const stored = readSafetensorsDirectory(directory);
   const { tied, skip } = tieEmbeddings(flagged, stored, configPath);
   const spec: ModelSpec = { ...flagged, tiedEmbeddings: tied };
-  const weights = planWeights(spec, stored, "hf", directory, skip);
+  const scales = findKvScales(stored, spec.layers);
+  const weights = planWeights(spec, stored, "hf", directory, new Set([...skip, ...scales.map(({ tensor }) => tensor.name)]));
 
   const tokenizerJson = readTokenizer(join(directory, "tokenizer.json"));
   const tokenizerConfig = optionalJson(join(directory, "tokenizer_config.json"));
@@ -39,6 +41,7 @@ export function openHfDirectory(directory: string): LoadedModel {
     format: "hf",
     spec,
     weights,
+    kvScales: () => readKvScales(scales, spec.layers, configFields(configPath, config.json)),
     dtype: dominantDtype(weights),
     assets: directoryAssets(directory, tokenizerJson, tokenizerConfig, generation !== null),
     generation: generationDefaults(spec.vocab, config, generation, tokenizerConfig, tokenizerJson),

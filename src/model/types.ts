@@ -1,4 +1,4 @@
-import type { ModelSpec, WeightDtype, WeightPlan } from "../config/model-spec.ts";
+import type { KvScale, ModelSpec, WeightDtype, WeightPlan } from "../config/model-spec.ts";
 
 /** Every refusal of a model: the text names the file, the field, the value found and what was expected. One line, whatever the file says. */
 export class ModelError extends Error {
@@ -63,6 +63,11 @@ export interface LoadedModel {
   format: "hf" | "gguf";
   spec: ModelSpec;
   weights: WeightPlan;
+  /**
+   * Scales of an fp8 KV cache, by layer; null = the checkpoint has none. Read only when called, since other caches have no use for them.
+   * @throws ModelError naming tensor and value when they are not usable
+   */
+  kvScales(): KvScale[] | null;
   /** The dtype that most weight bytes have. */
   dtype: WeightDtype;
   assets: ModelAssets;

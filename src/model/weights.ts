@@ -30,7 +30,7 @@ function expectedTypes(format: "hf" | "gguf", vector: boolean): string {
 
 /**
  * Places every tensor of the spec. Embedding and head may have more rows than the vocabulary (padding): the first spec.vocab rows count.
- * @param skip names that are present on purpose though the spec has no place for them (a head equal to its tied embedding).
+ * @param skip names that are present on purpose though the spec has no place for them (a head equal to its tied embedding, scales of a KV cache).
  * @throws ModelError for a missing or unexpected tensor, and for a wrong shape, dtype or alignment, by name.
  */
 export function planWeights(spec: ModelSpec, stored: StoredTensors, format: "hf" | "gguf", where: string, skip: ReadonlySet<string> = new Set()): WeightPlan {

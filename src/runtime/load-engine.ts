@@ -1,5 +1,6 @@
 import { basename } from "node:path";
 import type { EngineConfig } from "../config/engine-config.ts";
+import type { KvScale } from "../config/model-spec.ts";
 import { Engine } from "../engine/engine.ts";
 import { EngineError } from "../engine/errors.ts";
 import type { EngineInfo, EngineOptions, TransferOptions } from "../engine/types.ts";
@@ -67,7 +68,21 @@ export async function openConfiguredModel(config: EngineConfig, signal: AbortSig
 /** Tokens a sequence may hold before the size of the pool is known. */
 export const contextLimit = (config: EngineConfig, model: LoadedModel): number => Math.min(model.spec.maxContext, config.ctx ?? Infinity, config.licenseMaxCtx ?? Infinity);
 
-/** What an engine for this model is started with on a device, which sets how many tokens a step computes. @throws UsageError where --tp does not fit the model */
+/** Scales of the checkpoint for an fp8 cache. Another cache has no use for them, whatever they are. @throws ModelError */
+const scalesFor = (kvCacheDtype: string, model: LoadedModel): KvScale[] | null => (kvCacheDtype.startsWith("fp8") ? model.kvScales() : null);
+
+function reportScales({ kvCacheDtype, kvScales }: EngineOptions, model: LoadedModel): void {
+  if (!kvCacheDtype.startsWith("fp8")) return;
+  const log = logger("layerscale::load");
+  if (kvScales === null) return log.warn("the checkpoint has no scales for its KV cache: all are 1", { kvCacheDtype, model: model.name });
+  const range = (side: keyof KvScale): number[] => [Math.min(...kvScales.map((scale) => scale[side])), Math.max(...kvScales.map((scale) => scale[side]))];
+  log.info("KV cache scales of the checkpoint", { kvCacheDtype, model: model.name, layers: kvScales.length, k: range("k"), v: range("v") });
+}
+
+/**
+ * What an engine for this model is started with on a device, which sets how many tokens a step computes.
+ * @throws UsageError where --tp does not fit the model, ModelError where its scales do not fit an fp8 cache
+ */
 export function engineOptions(config: EngineConfig, model: LoadedModel, selected: SelectedDevice, transfer: TransferOptions | null): EngineOptions {
   const { device, libraryPath } = selected;
   const gpu = device.kind === "cuda" ? { index: device.index, ranks: ranksFor(device, model.spec) } : null;
@@ -82,6 +97,7 @@ export function engineOptions(config: EngineConfig, model: LoadedModel, selected
     memoryUtilization: config.gpuMemoryUtilization ?? (gpu === null ? CPU_MEMORY_UTILIZATION : GPU_MEMORY_UTILIZATION),
     // f32 keeps quantised and bf16 models within the golden tolerance; bf16 halves the pool at about 0.1 in logprobs of unlikely tokens.
     kvCacheDtype: config.kvCacheDtype !== "auto" ? config.kvCacheDtype : gpu === null ? "f32" : "bf16",
+    kvScales: scalesFor(config.kvCacheDtype, model),
     prefixCache: config.prefixCache,
     threads: 0,
     gpu,
@@ -102,6 +118,7 @@ export async function loadEngine(config: EngineConfig, { model, source }: Opened
     log.warn("--ctx is cut", { ctx: config.ctx, model: model.spec.maxContext, license: config.licenseMaxCtx, used: wanted });
   const selected = await selectDevice(config);
   const options = engineOptions(config, model, selected, transfer);
+  reportScales(options, model);
   if (selected.device.kind === "cuda" && options.gpu !== null) log.info("GPUs", { used: selected.device.gpus.slice(0, options.gpu.ranks), driver: selected.info.driver });
   const [engine, tokenizer] = await Promise.all([
     Engine.start(options),
@@ -126,11 +143,14 @@ function weightSource(options: EngineOptions, info: EngineInfo, first: LoadedMod
       const differing = (Object.keys(first.spec) as (keyof typeof first.spec)[]).find((field) => JSON.stringify(first.spec[field]) !== JSON.stringify(model.spec[field]));
       if (differing !== undefined)
         throw new ModelError(model.path, differing, `${JSON.stringify(model.spec[differing])}, expected ${JSON.stringify(first.spec[differing])} as in the model that runs`);
+      scalesFor(options.kvCacheDtype, model);
       return model;
     },
     async start(model) {
       const maxTotalTokens = info.pages * info.pageTokens;
-      const engine = await Engine.start({ ...options, spec: model.spec, weights: model.weights, maxTotalTokens, memoryUtilization: REPLACEMENT_UTILIZATION });
+      const next: EngineOptions = { ...options, spec: model.spec, weights: model.weights, kvScales: scalesFor(options.kvCacheDtype, model), maxTotalTokens, memoryUtilization: REPLACEMENT_UTILIZATION };
+      reportScales(next, model);
+      const engine = await Engine.start(next);
       if (engine.info.pages === info.pages) return engine;
       await engine.stop();
       throw new EngineError("engine", `memory for ${engine.info.pages} KV pages is left, ${info.pages} are needed: the worker has told its pool size`);

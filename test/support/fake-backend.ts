@@ -72,6 +72,9 @@ export class FakeBackend implements NativeBackend {
   setTensor(tensor: WeightTensor): void {
     this.tensors.push(tensor);
   }
+  setKvScales(): void {
+    throw new Error("the model backend has no fp8 cache");
+  }
   finishWeights(): void {}
   memory(): null {
     return null;

@@ -14,7 +14,7 @@ export const tinySpec: ModelSpec = {
 export function fakeOptions(overrides: Partial<EngineOptions> = {}): EngineOptions {
   return {
     spec: tinySpec, weights: { files: [], tensors: [] }, libraryPath: "fake", contextLength: 512, maxNumSeqs: 8, chunkedPrefillSize: 64,
-    maxTotalTokens: 1024, memoryUtilization: 0.5, kvCacheDtype: "f32", prefixCache: true, threads: 1, gpu: null, transfer: null, ...overrides,
+    maxTotalTokens: 1024, memoryUtilization: 0.5, kvCacheDtype: "f32", kvScales: null, prefixCache: true, threads: 1, gpu: null, transfer: null, ...overrides,
   };
 }
 

@@ -78,7 +78,7 @@ export class KvNode implements Disposable {
     set("ranks", kv.ranks ?? 0);
     set("key_bytes", kv.key?.length ?? 0);
     const digest = owned(new Uint8Array(32).fill(kv.digest ?? 7));
-    this.port = this.#check("ls_kv_start", this.#symbols.ls_kv_start(this.#engine, config, digest, null, kv.key ? owned(kv.key) : null, kv.host === null ? null : owned(kv.host)));
+    this.port = this.#check("ls_kv_start", this.#symbols.ls_kv_start(this.#engine, config, digest, kv.key ? owned(kv.key) : null, kv.host === null ? null : owned(kv.host)));
   }
 
   get layout(): Uint8Array {

@@ -49,7 +49,7 @@ export class NativeDriver implements Disposable {
   static async create(model: LoadedModel, overrides: Partial<EngineOptions> = {}): Promise<NativeDriver> {
     return new NativeDriver({
       spec: model.spec, weights: model.weights, libraryPath: await findLibrary(), contextLength: Math.min(1024, model.spec.maxContext), maxNumSeqs: 32,
-      chunkedPrefillSize: 4096, maxTotalTokens: 16384, memoryUtilization: 0.5, kvCacheDtype: "f32", prefixCache: true, threads: 2, gpu: null, transfer: null,
+      chunkedPrefillSize: 4096, maxTotalTokens: 16384, memoryUtilization: 0.5, kvCacheDtype: "f32", kvScales: null, prefixCache: true, threads: 2, gpu: null, transfer: null,
       ...overrides,
     });
   }

@@ -1,6 +1,6 @@
 // Generated from native/layerscale.h by scripts/abi-gen.ts. Do not edit: run `bun scripts/abi-gen.ts`.
 
-export const LS_ABI_VERSION = 4;
+export const LS_ABI_VERSION = 5;
 export const LS_PAGE_TOKENS = 16;
 export const LS_MAX_LOGPROBS = 20;
 export const LS_MAX_LAYERS = 1024;
@@ -211,6 +211,7 @@ export const symbols = {
   ls_engine_destroy: { args: ["ptr"], returns: "void" },
   ls_weights_map: { args: ["ptr", "ptr", "u64"], returns: "i32" },
   ls_weights_set: { args: ["ptr", "u32", "u32", "u64", "u64", "u32", "u32", "u32"], returns: "i32" },
+  ls_kv_scales: { args: ["ptr", "ptr", "u32"], returns: "i32" },
   ls_weights_finish: { args: ["ptr"], returns: "i32" },
   ls_load_progress: { args: ["ptr"], returns: "i32" },
   ls_memory: { args: ["ptr", "ptr"], returns: "i32" },
@@ -223,7 +224,7 @@ export const symbols = {
   ls_step_wait: { args: ["ptr", "ptr", "u32"], returns: "i32" },
   ls_cache_clear: { args: ["ptr"], returns: "i32" },
   ls_events_drain: { args: ["ptr", "ptr", "u32"], returns: "i32" },
-  ls_kv_start: { args: ["ptr", "ptr", "ptr", "ptr", "ptr", "ptr"], returns: "i32" },
+  ls_kv_start: { args: ["ptr", "ptr", "ptr", "ptr", "ptr"], returns: "i32" },
   ls_kv_layout: { args: ["ptr", "ptr"], returns: "i32" },
   ls_kv_stats: { args: ["ptr", "ptr"], returns: "i32" },
   ls_kv_stage: { args: ["ptr", "i32", "u32"], returns: "i32" },

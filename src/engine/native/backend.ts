@@ -1,4 +1,4 @@
-import type { WeightTensor } from "../../config/model-spec.ts";
+import type { KvScale, WeightTensor } from "../../config/model-spec.ts";
 import type { TransferOptions } from "../types.ts";
 import { ls_status } from "./abi.gen.ts";
 import type { NativeTransfer } from "./transfer.ts";
@@ -85,6 +85,8 @@ export interface NativeBackend {
   /** Maps a weight file read-only. Returns its index. */
   mapWeights(path: string, bytes: number): number;
   setTensor(tensor: WeightTensor, file: number): void;
+  /** Of an fp8 cache, one per layer; before finishWeights. Without it all are 1. */
+  setKvScales(scales: readonly KvScale[]): void;
   finishWeights(): void;
   /** After finishWeights; null = the device's memory is the host's. */
   memory(): DeviceMemory | null;
@@ -103,7 +105,7 @@ export interface NativeBackend {
   clearCache(): void;
   /** Takes prefix-cache events as words (see ls_events_drain). Returns the words written; 0 = none left. */
   drainEvents(words: Int32Array): number;
-  /** Once, after createPool. modelDigest: 32 bytes that two engines must share to exchange KV. */
+  /** Once, after createPool. modelDigest: 32 bytes that two engines must share to exchange KV, as they must share the scales of setKvScales. */
   startTransfer(options: TransferOptions, modelDigest: Uint8Array): NativeTransfer;
   /** Idempotent. */
   destroy(): void;

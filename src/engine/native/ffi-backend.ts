@@ -1,5 +1,5 @@
 import { dlopen, type Library, type Pointer } from "bun:ffi";
-import type { WeightDtype, WeightTensor } from "../../config/model-spec.ts";
+import type { KvScale, WeightDtype, WeightTensor } from "../../config/model-spec.ts";
 import { int32Words, splitU64 } from "../../util/words.ts";
 import { EngineError } from "../errors.ts";
 import type { KvCacheDtype } from "../../config/engine-config.ts";
@@ -87,6 +87,12 @@ export class FfiBackend implements NativeBackend {
     const { id, offset, bytes, dtype, rows, cols } = tensor;
     const result = this.#native.ls_weights_set(this.#engine, id, file, BigInt(offset), BigInt(bytes), DTYPE[dtype], rows, cols);
     if (result < 0) throw new NativeError(result, "ls_weights_set", `tensor ${tensor.name}: ${lastError(this.#native)}`);
+  }
+
+  setKvScales(scales: readonly KvScale[]): void {
+    const values = new Float32Array(new ArrayBuffer(Math.max(8, scales.length * 8)));
+    values.set(scales.flatMap(({ k, v }) => [k, v]));
+    this.#check("ls_kv_scales", this.#native.ls_kv_scales(this.#engine, values, scales.length));
   }
 
   finishWeights(): void {

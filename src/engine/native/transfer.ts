@@ -89,7 +89,7 @@ export class FfiTransfer implements NativeTransfer {
     this.#check = check;
     if (modelDigest.length !== LS_KV_DIGEST_BYTES) throw new RangeError(`model digest of ${modelDigest.length} bytes, expected ${LS_KV_DIGEST_BYTES}`);
     const config = struct(ls_kv_config, { hold_ms: holdMs, key_bytes: key?.length ?? 0, max_connections: MAX_CONNECTIONS });
-    this.port = check("ls_kv_start", native.ls_kv_start(engine, config, owned(modelDigest), null, key === null ? null : owned(key), host === null ? null : cString(host)));
+    this.port = check("ls_kv_start", native.ls_kv_start(engine, config, owned(modelDigest), key === null ? null : owned(key), host === null ? null : cString(host)));
   }
 
   layout(): Uint8Array {

@@ -25,7 +25,8 @@ test("offsets and sizes are those of the C compiler", () => {
 });
 
 test("every function of the header is bound", async () => {
-  const header = (await Bun.file(join(ROOT, "native/layerscale.h")).text()).replace(/\/\*[\s\S]*?\*\//g, "");
+  const headers = await Promise.all(["layerscale.h", "layerscale_transfer.h"].map((name) => Bun.file(join(ROOT, "native", name)).text()));
+  const header = headers.join("\n").replace(/\/\*[\s\S]*?\*\//g, "");
   const declared = [...header.matchAll(/\b(ls_\w+)\s*\(/g)].map((match) => match[1]!);
   expect(Object.keys(symbols).toSorted()).toEqual(declared.toSorted());
 });

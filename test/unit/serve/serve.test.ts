@@ -10,7 +10,7 @@ import { sseFrames, until } from "./support/test-server.ts";
 setDefaultTimeout(60_000);
 
 const model: LoadedModel = {
-  name: "fake-model", path: "/nowhere", format: "hf", spec: tinySpec, weights: { files: [], tensors: [] }, dtype: "f32",
+  name: "fake-model", path: "/nowhere", format: "hf", spec: tinySpec, weights: { files: [], tensors: [] }, kvScales: () => null, dtype: "f32",
   assets: {
     tokenizerJson: {}, tokenizerConfig: {},
     chatTemplate: "{% for m in messages %}{% if m.content == 'bad' %}{{ raise_exception('roles must alternate') }}{% endif %}{{ m.role + ': ' + m.content + '\n' }}{% endfor %}",
