@@ -11,14 +11,13 @@
 #include <new>
 #include <vector>
 
+#include "../runtime.h"
 #include "check.h"
 #ifdef LS_TEST_GPU
 #include <cuda_runtime_api.h>
 #else
 #include "sim/simulator.h"
 #endif
-
-struct CUstream_st;
 
 namespace ls::cuda {
 
@@ -38,7 +37,11 @@ inline uint64_t &finished_switches() {
   static thread_local uint64_t switches = 0;
   return switches;
 }
-inline void finish(CUstream_st * = nullptr) { finished_switches() = sim::switches(); }
+inline void finish(CUstream_st *stream = nullptr) {
+  if (stream != nullptr)  // has a thread of its own; without a stream a launch has ended when it returns
+    if (const Status status = stream_sync(stream); !status.ok()) throw std::runtime_error(status.text);
+  finished_switches() = sim::switches();
+}
 inline void expect_finished() {
   if (finished_switches() != sim::switches()) throw std::runtime_error("a result is read before finish()");
 }
