@@ -4,12 +4,12 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 
 import machine
-from runner import Failed, tail
+from runner import Failed, ended, tail
 
 # HBM bytes/s and dense bf16 FLOP/s of the data sheets, by a word of the GPU's name.
 PEAKS = {"H200": (4.8e12, 989e12), "H100 PCIe": (2.0e12, 756e12), "H100": (3.35e12, 989e12), "A100": (2.0e12, 312e12), "B200": (8.0e12, 2250e12), "L40S": (0.864e12, 362e12)}
 # Share of the limit that is wanted: docs/cuda.md.
-TARGETS = {"decode_1": 0.80, "decode_64": 0.70, "prefill": 0.60, "kv_transfer": 0.80}
+TARGETS = {"decode_1": 0.80, "decode_64": 0.70, "prefill": 0.60, "kv_transfer": 0.80, "kv_pull": 0.80}
 # A part of the simulator's cases that takes seconds, one of every kind.
 REHEARSED = ["gathered rows", "rmsnorm", "silu", "decoding: 3000 keys", "all types, one unit of inputs", "q alone", "a vocabulary of 256k", "every rank has the same sum", "refusals come before"]
 # For compute-sanitizer, under which a kernel takes a hundred times as long.
@@ -41,7 +41,7 @@ def run_cases(context, jobs, outcome, limit_s, width):
         elif code is None:
             outcome["out_of_time"].append(label)
         else:
-            outcome["failed"].append({"case": label, "code": code, "output": tail(text.strip(), 400)})
+            outcome["failed"].append({"case": label, "ended": ended(code), "output": tail(text.strip(), 400)})
         return None
 
     with ThreadPoolExecutor(width) as pool:
@@ -109,4 +109,4 @@ def benchmark(context, outcome):
             part["of_memory_copy"] = round(part["rate"] / (copied["bytes"] / copied["seconds"]), 3)
         part["rate"] = round(part["rate"])
     if code != 0:
-        raise Failed(f"the benchmark {'ran out of time' if code is None else f'ended with {code}'} after {', '.join(measured) or 'nothing'}: {tail(text)}")
+        raise Failed(f"the benchmark {ended(code)} after {', '.join(measured) or 'nothing'}: {tail(text)}")

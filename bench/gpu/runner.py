@@ -9,6 +9,13 @@ import threading
 import time
 
 
+def ended(code):
+    """How a process ended, in words; code as Runner.run has it."""
+    if code is None:
+        return "ran out of time"
+    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
+
+
 def tail(text, count=700):
     return text if len(text) <= count else "…" + text[-count:]
 
@@ -79,7 +86,7 @@ class Runner:
         """What a command prints that has to succeed."""
         code, text = self.run(command, limit_s, **options)
         if code != 0:
-            raise Failed(f"{os.path.basename(command[0])} {'ran out of time' if code is None else f'ended with {code}'}: {tail(text)}")
+            raise Failed(f"{os.path.basename(command[0])} {ended(code)}: {tail(text)}")
         return text
 
 

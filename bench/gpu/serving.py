@@ -176,7 +176,7 @@ def disaggregated(context, outcome):
     tokens = {}
     with tempfile.TemporaryDirectory(dir=context.folder) as home:
         def worker(mode, kv):
-            environment = {"DYN_DISCOVERY_BACKEND": "file", "DYN_FILE_KV": kv, "DYN_TCP_RPC_HOST": "127.0.0.1", "POD_IP": "127.0.0.1"}
+            environment = {"DYN_DISCOVERY_BACKEND": "file", "DYN_FILE_KV": kv, "DYN_TCP_RPC_HOST": "127.0.0.1", "POD_IP": "127.0.0.1", "DYN_GRACEFUL_SHUTDOWN_GRACE_PERIOD_SECS": "0"}
             arguments = ["dynamo", "--model", folder, "--device", "cuda:0", "--served-model-name", "tiny", *sizes, "--disaggregation-mode", mode, "--component", "prefill" if mode == "prefill" else "backend"]
             return program(context, arguments, environment, ready=r"worker ready")
 

@@ -3,7 +3,7 @@ import os
 import xml.etree.ElementTree as tree
 
 from kit import ROOT
-from runner import Failed, tail
+from runner import Failed, ended, tail
 
 
 def run_suite(context, outcome, name, limit_s):
@@ -20,7 +20,7 @@ def run_suite(context, outcome, name, limit_s):
         result.update(passed=len(cases) - len(failed) - sum(case.find("skipped") is not None for case in cases), failed=failed)
     if code != 0 or not result.get("passed"):
         result["output"] = tail(text, 1200)
-        return f"{name} {'ran out of time' if code is None else f'ended with {code}'}"
+        return f"{name} {ended(code)}"
     return None
 
 
