@@ -247,8 +247,8 @@ int main(int argc, char **argv) {
     end->shape = kv_shape(s), end->file_name = bench.file_name, end->file_bytes = bench.file_bytes;
     end->open(device, ranks, 2 * s.prefill / LS_PAGE_TOKENS + 64);
   }
-  transfer(from, to, tiny ? 1 : 5);
   unlink(bench.file_name.c_str());
+  transfer(from, to, tiny ? 1 : 5);
   ls_engine_destroy(from.engine);
   ls_engine_destroy(to.engine);
 }
