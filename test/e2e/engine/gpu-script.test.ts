@@ -120,6 +120,18 @@ test.skipIf(!built)("a library that cannot be loaded is told, and what does not 
   expect([report.steps.parity!.ok, report.steps.sanitizer!.ok]).toEqual([true, true]);
 }, LIMIT_MS);
 
+test.skipIf(!built)("a program that hangs and ignores SIGTERM is ended at the limit; what it had told is kept", async () => {
+  const hanging = join(work, "hanging");
+  mkdirSync(hanging);
+  output(["tar", "-xf", kit, "-C", hanging]);
+  writeFileSync(join(hanging, "step_bench"), `#!/bin/sh\ntrap "" TERM\necho '{"name":"decode_1","seconds":0.5,"bytes":7}'\nwhile :; do :; done\n`);
+  output(["tar", "-cf", join(work, "hanging.tar"), "manifest.json", "layerscale", "liblayerscale_cpu.so", "liblayerscale_cuda.so", "checks", "step_bench"], hanging);
+  const { code, report } = await rehearse("--kit", join(work, "hanging.tar"), "--only", "benchmark,sanitizer", "--limit", "20");
+  expect([code, report.result, report.failed]).toEqual([1, "failed", ["benchmark", "sanitizer"]]);
+  expect(report.steps.benchmark).toMatchObject({ error: expect.stringContaining("ran out of time after decode_1"), measured: { decode_1: { bytes: 7, seconds: 0.5 } } });
+  expect(report.steps.sanitizer!.error).toContain("no time is left");
+}, LIMIT_MS);
+
 test.skipIf(!built)("no kit, a kit for a GPU, unknown steps: said at once", async () => {
   const { report } = await rehearse("--kit", join(work, "none.tar"), "--only", "parity");
   expect(report.steps.prepare!.error).toContain("no kit at");
