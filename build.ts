@@ -5,7 +5,7 @@
 import { $ } from "bun";
 import { copyFileSync, existsSync, mkdirSync, readFileSync, renameSync, rmSync, statSync, writeFileSync } from "node:fs";
 import { availableParallelism } from "node:os";
-import { join } from "node:path";
+import { dirname, join } from "node:path";
 import { ensureCudaToolkit } from "./scripts/lib/cuda.mjs";
 import { cacheDir, contentHash, dist, executable, root } from "./scripts/lib/paths.mjs";
 import { say } from "./scripts/lib/run.mjs";
@@ -81,11 +81,11 @@ async function native(): Promise<void> {
   toDist(await cmakeBuild("release", [], ["layerscale_cpu"]), LIBRARY);
 }
 
-/** Copies a built library to dist/ when it is another one. */
-function toDist(folder: string, library: string): void {
-  mkdirSync(dist, { recursive: true });
-  const target = join(dist, library);
-  const built = join(folder, library);
+/** Copies a built file to dist/, under its name or another, when it is another one. */
+function toDist(folder: string, file: string, name = file): void {
+  const target = join(dist, name);
+  const built = join(folder, file);
+  mkdirSync(dirname(target), { recursive: true });
   if (existsSync(target) && Buffer.compare(readFileSync(target), readFileSync(built)) === 0) return;
   copyFileSync(built, `${target}.tmp`);
   renameSync(`${target}.tmp`, target);
@@ -104,11 +104,12 @@ async function cudaTree(targets: string[]): Promise<{ folder: string; toolkit: s
   return { folder: await cmakeBuild("cuda", [`-DLS_CUDA_TOOLKIT=${toolkit}`], targets, cudaSources), toolkit };
 }
 
-/** The library, the same one over simulated kernels (dist/liblayerscale_cuda_sim.so), the tests, and the check of what the compiler made. */
+/** The library, the same one over simulated kernels (dist/liblayerscale_cuda_sim.so), the tests, what bench/gpu.sh takes to a GPU, and the check of what the compiler made. */
 async function cudaTests(): Promise<void> {
   await cuda();
-  const { folder, toolkit } = await cudaTree(["cuda_tests", "layerscale_cuda"]);
+  const { folder, toolkit } = await cudaTree(["cuda_tests", "cuda_gpu_programs", "layerscale_cuda"]);
   toDist(folder, "liblayerscale_cuda_sim.so");
+  for (const [program, name] of [["cuda_gpu_checks", "gpu/checks"], ["cuda_gpu_step_bench", "gpu/step_bench"], ["cuda_sim_checks", "gpu-sim/checks"], ["cuda_step_bench", "gpu-sim/step_bench"]] as const) toDist(folder, program, name);
   const tests = (await ctests(folder)).filter(({ name }) => /^(cuda_|exports_layerscale_cuda)/.test(name));
   tests.push({ name: "machine code", command: ["node", join(root, "scripts", "cuda-report.mjs"), "check", folder, toolkit] });
   writeFileSync(join(dist, "native-tests-cuda.json"), JSON.stringify(tests, null, 1));

@@ -7,6 +7,7 @@ import struct
 TEXTS = ["<|endoftext|>", "<|bos|>", "<|im_start|>", "<|im_end|>"]
 VOCAB = 320
 SHAPE = {"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 64, "intermediate_size": 512, "vocab_size": VOCAB}
+SIMULATED = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "intermediate_size": 96}
 TEMPLATE = "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 
 
@@ -41,14 +42,15 @@ def bf16(count, exponent, rng):
     return bytes(out)
 
 
-def make(folder):
-    """Writes the model; deterministic."""
+def make(folder, simulate=False):
+    """Writes the model; deterministic. A smaller one for the simulator."""
     os.makedirs(folder, exist_ok=True)
     rng = random.Random(7)
-    hidden, wide, dim = SHAPE["hidden_size"], SHAPE["intermediate_size"], SHAPE["head_dim"]
-    q, kv = SHAPE["num_attention_heads"] * dim, SHAPE["num_key_value_heads"] * dim
+    sizes = SHAPE | (SIMULATED if simulate else {})
+    hidden, wide, dim = sizes["hidden_size"], sizes["intermediate_size"], sizes["head_dim"]
+    q, kv = sizes["num_attention_heads"] * dim, sizes["num_key_value_heads"] * dim
     tensors = {"model.embed_tokens.weight": ([VOCAB, hidden], -1), "model.norm.weight": ([hidden], 0), "lm_head.weight": ([VOCAB, hidden], -3)}
-    for layer in range(SHAPE["num_hidden_layers"]):
+    for layer in range(sizes["num_hidden_layers"]):
         p = f"model.layers.{layer}."
         tensors |= {p + "input_layernorm.weight": ([hidden], 0), p + "post_attention_layernorm.weight": ([hidden], 0), p + "self_attn.q_norm.weight": ([dim], 0), p + "self_attn.k_norm.weight": ([dim], 0)}
         tensors |= {p + "self_attn.q_proj.weight": ([q, hidden], -5), p + "self_attn.k_proj.weight": ([kv, hidden], -5), p + "self_attn.v_proj.weight": ([kv, hidden], -5), p + "self_attn.o_proj.weight": ([hidden, q], -5)}
@@ -67,7 +69,7 @@ def make(folder):
     with open(os.path.join(folder, "model.safetensors"), "wb") as out:
         out.write(struct.pack("<Q", len(text)) + text + b"".join(data))
     config = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_act": "silu", "max_position_embeddings": 8192, "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "tie_word_embeddings": False,
-              "attention_bias": False, "torch_dtype": "bfloat16", "bos_token_id": 257, "eos_token_id": 259, **SHAPE}
+              "attention_bias": False, "torch_dtype": "bfloat16", "bos_token_id": 257, "eos_token_id": 259, **sizes}
     files = {"config.json": config, "tokenizer.json": tokenizer(), "tokenizer_config.json": {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": TEXTS[1], "eos_token": TEXTS[3], "pad_token": TEXTS[0], "add_bos_token": False, "model_max_length": 8192, "chat_template": TEMPLATE},
              "generation_config.json": {"eos_token_id": 259}}
     for name, content in files.items():

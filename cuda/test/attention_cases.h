@@ -126,9 +126,10 @@ inline StepResult run_step(const Shape &shape, const Pages &pages, std::vector<A
   const AttentionArgs args{q.data(), out.data(), pages.memory(), pages.table(), shape.layout(), shape.scales, shape.heads, shape.scale(), partial.data(), capacity};
   // By default one block more than there is work for.
   const auto blocks = [&](size_t n) { return grid ? grid : static_cast<uint32_t>(n) + 1; };
-  attention_split(nullptr, args, split.data(), &counts[0], blocks(plan.split.size()));
-  attention_fold(nullptr, args, folds.data(), &counts[1], blocks(plan.folds.size()));
-  attention_block(nullptr, args, block.data(), &counts[2], blocks(plan.block.size()));
+  attention_split(nullptr, args, split.data(), counts.data(), blocks(plan.split.size()));
+  attention_fold(nullptr, args, folds.data(), counts.data() + 1, blocks(plan.folds.size()));
+  attention_block(nullptr, args, block.data(), counts.data() + 2, blocks(plan.block.size()));
+  finish();
   out.check_surroundings();
   result.out = out.values();
   return result;

@@ -84,6 +84,7 @@ TEST("embedding: exact rows of every dtype, carried tokens") {
       const Guarded<int32_t> tokens(ids), carry(carried);
       Guarded<float> x(ids.size() * hidden);
       embedding(nullptr, table.data(), dtype, vocab, hidden, tokens.data(), carry.data(), static_cast<uint32_t>(ids.size()), x.data());
+      finish();
       x.check_surroundings();
       for (size_t t = 0; t < ids.size(); ++t)
         for (uint32_t i = 0; i < hidden; ++i) CHECK_EQ(x[t * hidden + i], values[static_cast<size_t>(meant[t]) * hidden + i]);
@@ -107,6 +108,7 @@ TEST("rmsnorm: residual addition, rows by index, both element types") {
       Guarded<float> x(x0);
       Guarded<uint8_t> y(size_t{rows} * n * element_bytes(y_type));
       rmsnorm(nullptr, {x.data(), has_delta ? delta.data() : nullptr, delta_type, w.data(), indexed ? device_index.data() : nullptr, y.data(), y_type, rows, n, eps});
+      finish();
       y.check_surroundings();
       std::vector<bool> read(rows);
       for (uint32_t r = 0; r < rows; ++r) {
@@ -147,6 +149,7 @@ TEST("gathered rows") {
     const Guarded<float> from(values);
     Guarded<float> to(size_t{4} * words);
     gather_rows(nullptr, from.data(), device_index.data(), to.data(), 4, words * 4);
+    finish();
     for (uint32_t r = 0; r < 4; ++r)
       for (uint32_t i = 0; i < words; ++i) {
         if (index[r] < 0) CHECK_EQ(bits_as<uint32_t>(to[size_t{r} * words + i]), 0xffffffffu);
@@ -165,6 +168,7 @@ TEST("rope angles equal the double reference at any position") {
     const uint32_t tokens = static_cast<uint32_t>(positions.size());
     Guarded<float> table(size_t{tokens} * dim);
     rope_table(nullptr, p.data(), f.data(), tokens, dim, 1.25f, table.data());
+    finish();
     table.check_surroundings();
     for (uint32_t t = 0; t < tokens; ++t)
       for (uint32_t i = 0; i < dim / 2; ++i) {
@@ -186,6 +190,7 @@ TEST("silu of gate times up, halves of one matrix and matrices of their own") {
         const size_t up = fused ? n : size_t{rows} * n;
         Guarded<uint16_t> out(size_t{rows} * n);
         silu_mul(nullptr, memory.data(), memory.data() + up * element_bytes(type), ld, type, out.data(), rows, n);
+        finish();
         out.check_surroundings();
         for (uint32_t r = 0; r < rows; ++r)
           for (uint32_t i = 0; i < n; ++i) {
@@ -208,6 +213,7 @@ TEST("page copies happen in their order, in every layer, as many as the device w
     const std::vector<int32_t> pairs{0, 1, 1, 2, 3, 0, 4, 5};  // the copy of a copy; a source that is overwritten later; one beyond the count
     const Guarded<int32_t> device_pairs(pairs), count(std::vector<int32_t>{3});
     page_copy(nullptr, layers.data(), layer_count, page_bytes, device_pairs.data(), count.data());
+    finish();
     std::vector<uint8_t> want = content;
     for (size_t p = 0; p < 3; ++p) std::copy_n(want.begin() + static_cast<long>(pairs[2 * p] * static_cast<long>(page_bytes)), page_bytes, want.begin() + static_cast<long>(pairs[2 * p + 1] * static_cast<long>(page_bytes)));
     for (const auto *layer : {&first, &second, &third}) CHECK(layer->values() == want);

@@ -76,6 +76,7 @@ void run(const Case &c, uint64_t seed) {
   const bool in_place = !c.fused && c.type == Element::bf16;
   if (in_place) args.q_out = input.data();
   qkv_prepare(nullptr, args);
+  finish();
   q_out.check_surroundings(), pages.check_surroundings();
 
   // The CPU's norm and rope in f32, and the same in double.
@@ -172,6 +173,7 @@ TEST("q alone by an index of its angles, and k and v alone") {
   args.q = device_q.data(), args.q_ld = 64, args.type = Element::f32, args.q_out = out.data(), args.table = device_table.data(), args.index = index.data();
   args.layout = layout, args.tokens = 2, args.heads = 1;
   qkv_prepare(nullptr, args);
+  finish();
   for (uint32_t t = 0; t < 2; ++t)
     for (uint32_t p = 0; p < 32; ++p) {
       const float *angle = &table[(t ? 0 : 2) * 64 + 2 * p], a = q[t * 64 + p], b = q[t * 64 + p + 32];
@@ -179,6 +181,7 @@ TEST("q alone by an index of its angles, and k and v alone") {
     }
   args.k = args.v = device_q.data(), args.kv_ld = 64, args.q = nullptr, args.q_out = nullptr, args.places = places.data(), args.pages = pages.data();
   qkv_prepare(nullptr, args);
+  finish();
   const auto v_at = [&](uint32_t place, uint32_t i) { return *reinterpret_cast<const uint16_t *>(pages.data() + layout.block_bytes() + (place * 64 + i) * 2); };
   for (uint32_t i = 0; i < 64; ++i) {
     CHECK_EQ(v_at(1, i), bf16_bits(q[i]));

@@ -44,6 +44,7 @@ std::vector<SampleResult> run(const std::vector<std::vector<float>> &logits, con
   // Twice where that is quick: what a call leaves in the scratch is nothing to the next.
   for (int call = vocab < 10000 ? 0 : 1; call < 2; ++call)
     sample(nullptr, memory.data(), ld, vocab, device_params.data(), count.data(), rows, results.data(), carry ? device_carry.data() : nullptr, scratch.data());
+  finish();
   results.check_surroundings();
   if (carry) *carry = device_carry.values();
   return results.values();

@@ -87,6 +87,7 @@ float run_sum(Mode mode) {
   for (int i = 0; i < 128; ++i) values.push_back(static_cast<float>(i));
   Guarded<float> x(values), y(1);
   launch(block_sum, Dim{1}, Dim{128}, 512, nullptr, x.data(), y.data(), mode);
+  finish();
   return y[0];
 }
 
@@ -98,6 +99,7 @@ TEST("ldmatrix gives the registers of the operand, transposed those of its trans
   for (bool transposed : {false, true}) {
     Guarded<uint32_t> y(128);
     launch(fragments, Dim{1}, Dim{32}, 512, nullptr, device_x.data(), y.data(), transposed);
+    finish();
     for (unsigned lane = 0; lane < 32; ++lane)
       for (unsigned j = 0; j < 4; ++j)
         for (unsigned i = 0; i < 2; ++i) {
@@ -114,6 +116,7 @@ TEST("mma is a matrix product") {
   Guarded<bf16> device_a(a), device_b(b);
   Guarded<float> out(128);
   launch(product, Dim{1}, Dim{32}, 0, nullptr, device_a.data(), device_b.data(), out.data());
+  finish();
   for (size_t m = 0; m < 16; ++m)
     for (size_t n = 0; n < 8; ++n) {
       float want = static_cast<float>(1 + m / 8 * 2 + n % 2);

@@ -14,8 +14,8 @@ const simulator = join(root, "dist/liblayerscale_cuda_sim.so");
 // Built by `bun build.ts cuda-tests`; npm test does so first.
 const built = test.skipIf(!existsSync(simulator));
 
-built("native.test.ts over the simulator", () => {
-  const run = Bun.spawnSync([process.execPath, "test", "--timeout", "600000", join(import.meta.dir, "native.test.ts")], { cwd: root, env: { ...process.env, LAYERSCALE_NATIVE_LIB: simulator } });
+built.each(["native", "device-cache", "device-golden"])("%s.test.ts over the simulator", (name) => {
+  const run = Bun.spawnSync([process.execPath, "test", "--timeout", "600000", join(import.meta.dir, `${name}.test.ts`)], { cwd: root, env: { ...process.env, LAYERSCALE_NATIVE_LIB: simulator } });
   expect([run.exitCode, run.exitCode === 0 ? "" : run.stderr.toString().slice(-4000)]).toEqual([0, ""]);
 }, 900_000);
 
