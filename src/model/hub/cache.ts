@@ -42,9 +42,10 @@ export class RepoCache {
     return sizeOf(this.blob(etag)) === size;
   }
 
-  /** A file of a snapshot, behind its link, is there. */
-  has(commit: string, file: string): boolean {
-    return sizeOf(join(this.snapshot(commit), file)) !== null;
+  /** A file of a snapshot, behind its link, is there, with `size` bytes where that is known. */
+  has(commit: string, file: string, size: number | null = null): boolean {
+    const found = sizeOf(join(this.snapshot(commit), file));
+    return found !== null && (size === null || found === size);
   }
 
   /** Files that huggingface_hub saw in the repo at a commit; null = it has left no such list. */
@@ -80,7 +81,7 @@ export class RepoCache {
   link(commit: string, file: string, etag: string): void {
     const path = join(this.snapshot(commit), file);
     const target = relative(dirname(path), this.blob(etag));
-    if (linksTo(path, target)) return;
+    if (linksTo(path, target, this.blob(etag))) return;
     mkdirSync(dirname(path), { recursive: true });
     writeAside(path, (temporary) => {
       try {
@@ -116,9 +117,9 @@ export function sizeOf(path: string): number | null {
   }
 }
 
-function linksTo(path: string, target: string): boolean {
+function linksTo(path: string, target: string, blob: string): boolean {
   try {
-    return lstatSync(path).isSymbolicLink() ? readlinkSync(path) === target && existsSync(path) : existsSync(path);
+    return lstatSync(path).isSymbolicLink() ? readlinkSync(path) === target && existsSync(path) : sizeOf(path) !== null && sizeOf(path) === sizeOf(blob);
   } catch {
     return false;
   }

@@ -2,7 +2,7 @@ import { readFileSync } from "node:fs";
 import type { HubEnvironment } from "../../config/engine-config.ts";
 import { logger } from "../../telemetry/log.ts";
 import { isCommit } from "./cache.ts";
-import { HubError, TransientError } from "./errors.ts";
+import { HubError, RangeRefused, TransientError } from "./errors.ts";
 import { type Answer, pause, pieces, request, retryAfterMs } from "./http.ts";
 import { isRepoPath, type RepoReference, referenceText } from "./reference.ts";
 
@@ -24,6 +24,8 @@ export interface RemoteFile {
   path: string;
   /** Name of its blob: sha256 of large files (64 hex digits), git's sha1 of others (40), whatever else a mirror says. */
   etag: string;
+  /** What its bytes are checked against: sha256 of them, or sha1 of git's blob, in hex; null = the hub tells neither. */
+  checksum: string | null;
   /** Bytes. */
   size: number;
 }
@@ -82,7 +84,7 @@ export class HubClient {
       const size = sizeOf(response) ?? listed?.size ?? null;
       if (etag === null || !ETAG.test(etag) || size === null)
         throw new HubError("unreachable", `${this.name}: ${this.env.endpoint} does not tell ${etag === null || !ETAG.test(etag) ? "an etag" : "the size"} of ${path}, as a hub does; check HF_ENDPOINT and proxies`);
-      return { path, etag, size };
+      return { path, etag, checksum: checksumOf(etag) ?? checksumOf(listed?.etag ?? ""), size };
     });
   }
 
@@ -91,6 +93,7 @@ export class HubClient {
     const answer = await request("GET", this.fileUrl(commit, path), from > 0 ? { range: `bytes=${from}-` } : {}, this.token, this.env.stallSeconds * 1000, this.signal, () => true);
     if (answer.response.status === 200 || answer.response.status === 206) return answer;
     answer.abort();
+    if (from > 0 && answer.response.status === 416) throw new RangeRefused(`${answer.url.host} answers 416 to the rest from byte ${from} on`);
     // Addresses of large files are signed and expire; another try gets another one.
     if (answer.url.origin !== new URL(this.env.endpoint).origin) throw new TransientError(`${answer.url.host} answers ${answer.response.status}`, retryAfterMs(answer.response));
     throw this.refusal(answer, path);
@@ -166,7 +169,8 @@ export class HubClient {
       const path = entry?.rfilename;
       // Names with parts like ".." are for nobody's disk.
       if (typeof path !== "string" || !isRepoPath(path)) continue;
-      const etag = entry.lfs?.sha256 ?? entry.blobId;
+      // The blob of a large file in git is its pointer.
+      const etag = entry.lfs ? entry.lfs.sha256 : entry.blobId;
       files.set(path, { size: Number.isSafeInteger(entry.size) ? (entry.size as number) : null, etag: typeof etag === "string" ? etag : null });
     }
     return { commit: json.sha, files };
@@ -179,9 +183,13 @@ function etagOf(response: Response): string | null {
   return text === null ? null : text.trim().replace(/^W\//, "").replace(/^"(.*)"$/, "$1");
 }
 
+/** Mirrors and proxies may give etags of their own; the listing then still has the hash. */
+const checksumOf = (etag: string): string | null => (/^(?:[0-9a-f]{64}|[0-9a-f]{40})$/i.test(etag) ? etag.toLowerCase() : null);
+
 function sizeOf(response: Response): number | null {
-  const redirected = response.status >= 300;
-  const text = response.headers.get("x-linked-size") ?? (redirected ? null : response.headers.get("content-length"));
+  // The length of a redirect's or a compressed answer's body is not the file's.
+  const other = response.status >= 300 || !/^(identity)?$/i.test(response.headers.get("content-encoding") ?? "");
+  const text = response.headers.get("x-linked-size") ?? (other ? null : response.headers.get("content-length"));
   return text !== null && /^\d{1,15}$/.test(text) ? Number(text) : null;
 }
 

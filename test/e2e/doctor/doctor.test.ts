@@ -245,7 +245,7 @@ os.execvpe(sys.argv[1], sys.argv[1:], os.environ)`;
     hub.fault = ({ method, path }, response) => method === "HEAD" && path.endsWith("config.json") && !!response.writeHead(200, { ETag: '"x"', "X-Linked-Size": "900000000000000" }).end();
     const full = await findings(["--model", "acme/tiny"], env);
     expect(full.bad).toEqual(["model"]);
-    expect(full.checks.find(({ id }) => id === "model")?.detail).toContain("are to be downloaded, but only");
+    expect(full.checks.find(({ id }) => id === "model")?.detail).toContain("are still to be downloaded, but only");
   });
 
   test("records that others have left do not look alive", async () => {

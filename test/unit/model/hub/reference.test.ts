@@ -20,7 +20,7 @@ describe("what --model means", () => {
     expect(referenceText(parseReference(text)!)).toBe(text);
   });
 
-  test.each(["/models/Qwen3", "./x", "../x", "~/models/x", "models/", "a/b/c", "model.gguf", "a/model.gguf", "a\\b", "", ".", "..x"].filter((path) => path !== "."))("%p looks like a path and is not there", (text) => {
+  test.each(["/models/Qwen3", "./x", "../absent/x", "~/models/x", "models/", "a/b/c", "model.gguf", "a/model.gguf", "a\\b", "", ".", "..x"].filter((path) => path !== "."))("%p looks like a path and is not there", (text) => {
     expect(() => parseReference(text)).toThrow(`--model: "${text}" does not exist`);
   });
 
@@ -69,6 +69,9 @@ describe("variables", () => {
     expect(read({ HUGGING_FACE_HUB_TOKEN: "old", HF_TOKEN: " hf_x\n" }).token).toBe("hf_x");
     expect(read({ HF_ENDPOINT: "https://mirror/hf//" }).endpoint).toBe("https://mirror/hf");
     expect(() => read({ HF_ENDPOINT: "mirror" })).toThrow('HF_ENDPOINT: expected an http:// or https:// address, got "mirror"');
+    expect(read({ HF_ENDPOINT: " https://mirror/hf " }).endpoint).toBe("https://mirror/hf");
+    expect(() => read({ HF_ENDPOINT: "https://mirror/?a=b" })).toThrow("HF_ENDPOINT: expected an address without ? and #");
+    expect(() => read({ HF_ENDPOINT: "https://me:sesame@mirror" })).toThrow(/^HF_ENDPOINT: expected an address without a user name and password(?!.*sesame)/);
     expect(() => read({ HF_TOKEN: "two words" })).toThrow(/^HF_TOKEN: expected a token(?!.*two words)/);
     expect(() => read({ HF_HUB_OFFLINE: "perhaps" })).toThrow("HF_HUB_OFFLINE: expected true or false");
   });

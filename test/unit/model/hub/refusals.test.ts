@@ -3,6 +3,9 @@ import { existsSync, mkdirSync, readdirSync, readFileSync, symlinkSync, writeFil
 import { createServer } from "node:http";
 import type { AddressInfo } from "node:net";
 import { join } from "node:path";
+import { gzipSync } from "node:zlib";
+import { RepoCache } from "../../../../src/model/hub/cache.ts";
+import { requireRoom } from "../../../../src/model/hub/hub.ts";
 import type { Fault } from "../../../support/hub-server.ts";
 import { hubAndCache, keepLogs, logged, MODEL, refusal, REPO, SHARDS } from "./support.ts";
 
@@ -151,6 +154,7 @@ describe("a hub that does not answer as it should", () => {
     expect(await refusal(at.fetched())).toContain("answers 418, expected a hub");
     at.hub.fault = (asked, response) => !!response.writeHead(302, { Location: asked.path }).end();
     expect(await refusal(at.fetched())).toContain("more than 8 redirects");
+    at.hub.tellsBlobs = false;
     at.hub.fault = ({ path, method }, response) => path.endsWith(shard) && method === "HEAD" && !!response.writeHead(200, { "Content-Length": "5" }).end();
     expect(await refusal(at.fetched())).toContain(`does not tell an etag of ${shard}, as a hub does`);
     at.hub.fault = ({ path, method }, response) => path.endsWith(shard) && method === "HEAD" && !!response.writeHead(200, { ETag: '"../../../x"', "Content-Length": "5" }).end();
@@ -180,6 +184,31 @@ describe("a hub that does not answer as it should", () => {
     expect(existsSync(other.blob(small.etag))).toBe(false);
     expect(readFileSync(`${other.blob(small.etag)}.incomplete`).length).toBe(0);
     expect(existsSync(join(other.folder, "refs/main"))).toBe(false);
+  });
+
+  test("an etag of a mirror's own: the hash of the listing counts; one in capitals is a hash", async () => {
+    for (const [name, etag] of [[shard, "mirror-1"], ["config.json", "mirror-1"], ["config.json", null]] as const) {
+      await using at = await hubAndCache();
+      const file = at.repo.files.get(name)!;
+      let wrong = true;
+      at.hub.fault = ({ method, path }, response) => {
+        if (!path.endsWith(`/${name}`)) return false;
+        response.writeHead(200, { ETag: `"${etag ?? file.etag.toUpperCase()}"`, "Content-Length": String(file.bytes.length) });
+        return !!response.end(method === "HEAD" ? undefined : wrong ? Buffer.alloc(file.bytes.length, 32) : file.bytes);
+      };
+      expect(await refusal(at.fetched())).toContain(`${name}: the bytes do not match the checksum ${file.etag} that the hub gives, twice`);
+      wrong = false;
+      expect(readFileSync(join(await at.fetched(), name)).equals(file.bytes)).toBe(true);
+    }
+  });
+
+  test("a proxy that compresses: its length is not the file's", async () => {
+    await using at = await hubAndCache();
+    const file = at.repo.files.get("config.json")!;
+    const packed = gzipSync(file.bytes);
+    at.hub.fault = ({ method, path }, response) =>
+      path.endsWith("/config.json") && !!response.writeHead(200, { ETag: `W/"${file.etag}"`, "Content-Encoding": "gzip", "Content-Length": String(packed.length) }).end(method === "HEAD" ? undefined : packed);
+    expect(readFileSync(join(await at.fetched(), "config.json")).equals(file.bytes)).toBe(true);
   });
 
   test("more bytes than were announced", async () => {
@@ -223,6 +252,14 @@ describe("the disk", () => {
       method === "HEAD" && path.endsWith(shard) && !!response.writeHead(302, { Location: "http://127.0.0.1:1/x", "X-Linked-Etag": `"${"a".repeat(64)}"`, "X-Linked-Size": "900000000000000" }).end();
     expect(await refusal(at.fetched())).toMatch(/^--model acme\/tiny: 900 TB are still to be downloaded, but only [\d.]+ [GMT]B are free in .*\/hub \(HF_HUB_CACHE\)$/);
     expect(at.hub.asked.some(({ origin }) => origin === "files")).toBe(false);
+  });
+
+  test("room for the download alone is not enough", async () => {
+    await using at = await hubAndCache();
+    const cache = new RepoCache(at.environment.cacheDir, REPO);
+    const free = cache.freeBytes()!;
+    expect(() => requireRoom(cache, free - (32 << 20), "x")).toThrow(/^x: .* are still to be downloaded, but only .* are free in .*\(HF_HUB_CACHE\), of which 67\.1 MB must stay free$/);
+    expect(() => requireRoom(cache, 0, "x")).not.toThrow();
   });
 
   test("that fills up on the way", async () => {
