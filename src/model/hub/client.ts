@@ -9,6 +9,8 @@ import { isRepoPath, type RepoReference, referenceText } from "./reference.ts";
 const log = logger("layerscale::model::hub");
 /** Listings of the largest repos have a few MB. */
 const MAX_LISTING_BYTES = 64 << 20;
+/** However steadily it drips. */
+const MAX_LISTING_MS = 60_000;
 const LISTING = "listing of the repo";
 /** An etag becomes a file name. */
 const ETAG = /^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$/;
@@ -49,6 +51,7 @@ export class HubClient {
     readonly env: HubEnvironment,
     readonly signal: AbortSignal,
     private readonly retry: RetryPolicy = DEFAULT_RETRY,
+    private readonly listingMs = MAX_LISTING_MS,
   ) {
     this.name = `--model ${referenceText(reference)}`;
     this.token = env.token ?? tokenOfFile(env.tokenPath);
@@ -56,7 +59,7 @@ export class HubClient {
 
   /** The same under another signal, or with another number of tries. */
   with(signal: AbortSignal, tries = this.retry.tries): HubClient {
-    return new HubClient(this.reference, this.env, signal, { ...this.retry, tries });
+    return new HubClient(this.reference, this.env, signal, { ...this.retry, tries }, this.listingMs);
   }
 
   /** What the revision is and which files it has. @throws HubError */
@@ -145,10 +148,12 @@ export class HubClient {
 
   private async small(answer: Answer): Promise<string> {
     const parts: Uint8Array[] = [];
+    const end = performance.now() + this.listingMs;
     let bytes = 0;
     for await (const piece of pieces(answer, this.env.metadataSeconds * 1000, this.signal)) {
       bytes += piece.length;
       if (bytes > MAX_LISTING_BYTES) throw new HubError("unreachable", `${this.name}: the listing of the repo has more than ${MAX_LISTING_BYTES} bytes`);
+      if (performance.now() > end) throw new TransientError(`${answer.url.host} has not sent all of it within ${this.listingMs / 1000} s`, null, true);
       parts.push(piece);
     }
     return Buffer.concat(parts).toString("utf8");

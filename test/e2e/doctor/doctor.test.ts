@@ -194,6 +194,18 @@ os.execvpe(sys.argv[1], sys.argv[1:], os.environ)`;
     expect(checks.filter(({ status }) => status === "failed").map(({ id, detail }) => [id, detail])).toEqual([["discovery-rights", expect.stringContaining("permission denied")]]);
   });
 
+  test("a nats-server of an odd version, and a password in an address: one JSON object, without the password", async () => {
+    const odd = Bun.listen({ hostname: "127.0.0.1", port: 0, socket: { open: (socket) => void socket.write('INFO {"server_id":"x","version":"2.10","max_payload":1048576,"headers":true}\r\n'), data: () => {} } });
+    try {
+      expect((await findings(["dynamo"], { ...well(), DYN_REQUEST_PLANE: "nats", NATS_SERVER: `nats://127.0.0.1:${odd.port}` })).bad).toEqual(["nats"]);
+    } finally {
+      odd.stop(true);
+    }
+    const { out, err } = await doctor(["dynamo", "--json"], { ...well(), DYN_DISCOVERY_BACKEND: "etcd", ETCD_ENDPOINTS: "http://root:sesame@127.0.0.1:1" });
+    expect(JSON.parse(out).checks.find(({ id }: Finding) => id === "discovery")).toMatchObject({ status: "failed", detail: expect.stringContaining("ETCD_ENDPOINTS: expected addresses without a user name and password") });
+    expect(out + err).not.toContain("sesame");
+  });
+
   test("a clock that is off: clock", async () => {
     const etcd = (path: string) => (path === "/v3/lease/grant" ? { ID: "7" } : path === "/v3/maintenance/status" ? { version: "3.5.0" } : {});
     await using late = answering(etcd, new Date(Date.now() - 10 * 60_000));

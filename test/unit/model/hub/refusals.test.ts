@@ -1,11 +1,13 @@
 import { describe, expect, test } from "bun:test";
 import { existsSync, mkdirSync, readdirSync, readFileSync, symlinkSync, writeFileSync } from "node:fs";
 import { createServer } from "node:http";
-import type { AddressInfo } from "node:net";
+import { type AddressInfo, createServer as createConnectionServer } from "node:net";
 import { join } from "node:path";
 import { gzipSync } from "node:zlib";
 import { RepoCache } from "../../../../src/model/hub/cache.ts";
+import { HubClient } from "../../../../src/model/hub/client.ts";
 import { requireRoom } from "../../../../src/model/hub/hub.ts";
+import { parseReference } from "../../../../src/model/hub/reference.ts";
 import type { Fault } from "../../../support/hub-server.ts";
 import { hubAndCache, keepLogs, logged, MODEL, refusal, REPO, SHARDS } from "./support.ts";
 
@@ -114,6 +116,21 @@ describe("a hub that does not answer as it should", () => {
     expect(await refusal(at.fetched(REPO, {}, { metadataSeconds: 0.05 }))).toMatch(/did not answer within 0\.05 s \(3 tries\)/);
     at.hub.fault = ({ origin }, response) => origin === "files" && !!response.writeHead(200, { "Content-Length": "100000" }).write("x");
     expect(await refusal(at.fetched(REPO, {}, { stallSeconds: 0.2 }))).toMatch(/: model-0000\d-of-00002\.safetensors: 127\.0\.0\.1:\d+ sent nothing for 0\.2 s \(3 tries\); the download goes on from there/);
+  });
+
+  test("a listing that drips for ever, and what is no HTTP", async () => {
+    await using at = await hubAndCache();
+    at.hub.fault = ({ path }, response) => {
+      if (!path.startsWith("/api/")) return false;
+      const drip = setInterval(() => response.write(" "), 5);
+      response.on("close", () => clearInterval(drip));
+      return !!response.writeHead(200);
+    };
+    const client = new HubClient(parseReference(REPO)!, at.environment, new AbortController().signal, { tries: 3, firstPauseMs: 1 }, 50);
+    expect(await refusal(client.listing().then(() => ""))).toMatch(/listing of the repo: 127\.0\.0\.1:\d+ has not sent all of it within 0\.05 s$/);
+    await using noise = Object.assign(createConnectionServer((socket) => void socket.once("data", () => socket.end(Buffer.alloc(200, 0xff)))), { [Symbol.asyncDispose]: async () => void noise.close() });
+    await new Promise<void>((resolve) => noise.listen(0, "127.0.0.1", resolve));
+    expect(await refusal(at.fetched(`${REPO}@other`, {}, { endpoint: `http://127.0.0.1:${(noise.address() as AddressInfo).port}` }))).toMatch(/: the answer is not HTTP \(3 tries\)$/);
   });
 
   test("a certificate nobody trusts is told at once", async () => {
