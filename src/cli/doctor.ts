@@ -22,6 +22,11 @@ const USAGE = 2;
 export async function runDoctor(argv: readonly string[], env: Env): Promise<number> {
   const json = argv.includes("--json");
   let rest = argv.filter((word) => word !== "--json");
+  const valued = rest.find((word) => word.startsWith("--json="));
+  if (valued !== undefined) {
+    console.error(`error: ${valued.slice(0, 40)}: --json takes no value`);
+    return USAGE;
+  }
   if (rest.includes("--help") || rest.includes("-h") || rest[0] === "help") {
     console.log(doctorHelp());
     return OK;

@@ -44,7 +44,6 @@ const MAX_PAUSE_MS = 30_000;
 /** The hub's HTTP as far as a download needs it: listing of a revision, head of a file, bytes of a file. */
 export class HubClient {
   readonly name: string;
-  private readonly token: string | null;
 
   constructor(
     readonly reference: RepoReference,
@@ -52,14 +51,14 @@ export class HubClient {
     readonly signal: AbortSignal,
     private readonly retry: RetryPolicy = DEFAULT_RETRY,
     private readonly listingMs = MAX_LISTING_MS,
+    private readonly token = env.token ?? tokenOfFile(env.tokenPath),
   ) {
     this.name = `--model ${referenceText(reference)}`;
-    this.token = env.token ?? tokenOfFile(env.tokenPath);
   }
 
   /** The same under another signal, or with another number of tries. */
   with(signal: AbortSignal, tries = this.retry.tries): HubClient {
-    return new HubClient(this.reference, this.env, signal, { ...this.retry, tries }, this.listingMs);
+    return new HubClient(this.reference, this.env, signal, { ...this.retry, tries }, this.listingMs, this.token);
   }
 
   /** What the revision is and which files it has. @throws HubError */
@@ -201,8 +200,10 @@ function sizeOf(response: Response): number | null {
 function tokenOfFile(path: string): string | null {
   try {
     const text = readFileSync(path, "utf8").trim();
-    return /^[\x21-\x7e]+$/.test(text) ? text : null;
-  } catch {
-    return null;
+    if (/^[\x21-\x7e]+$/.test(text)) return text;
+    if (text !== "") log.warn("the token file holds no token of printable characters without spaces, the hub is asked without one", { path });
+  } catch (error) {
+    if ((error as NodeJS.ErrnoException).code !== "ENOENT") log.warn("the token file cannot be read, the hub is asked without a token", { path, error });
   }
+  return null;
 }

@@ -1,5 +1,5 @@
 import { afterAll, beforeAll, describe, expect, test } from "bun:test";
-import { chmodSync, copyFileSync, cpSync, mkdirSync, mkdtempSync, readdirSync, readFileSync, rmSync, truncateSync, utimesSync, writeFileSync } from "node:fs";
+import { chmodSync, copyFileSync, cpSync, mkdirSync, mkdtempSync, readdirSync, readFileSync, rmSync, symlinkSync, truncateSync, utimesSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { EtcdServer, hasEtcd } from "../../support/etcd-server.ts";
@@ -157,6 +157,11 @@ describe("what is wrong is named by its check", () => {
       writeFileSync(join(home, "kv-file"), "");
       return { DYN_FILE_KV: join(home, "kv-file") };
     })],
+    ["a link to nowhere where the discovery directory should be", "discovery", /DYN_FILE_KV: .* is a link that leads nowhere/, ask(() => [], () => {
+      symlinkSync("nowhere", join(home, "kv-link"));
+      return { DYN_FILE_KV: join(home, "kv-link") };
+    })],
+    ["a place where nothing can be made", "discovery-rights", /^ENOENT: /, ask(() => [], () => ({ DYN_FILE_KV: "/proc/kv" }))],
     ["etcd that is not there", "discovery", /127\.0\.0\.1:1/, ask(() => [], () => ({ DYN_DISCOVERY_BACKEND: "etcd", ETCD_ENDPOINTS: "http://127.0.0.1:1" }))],
     ["nats-server that is not there", "nats", /NATS_SERVER: cannot connect to/, ask(() => [], () => ({ DYN_EVENT_PLANE: "nats", NATS_SERVER: "nats://127.0.0.1:1" }))],
     ["Kubernetes without a pod's name", "discovery", /POD_NAME is not set/, ask(() => [], () => ({ DYN_DISCOVERY_BACKEND: "kubernetes" }))],
@@ -275,6 +280,7 @@ os.execvpe(sys.argv[1], sys.argv[1:], os.environ)`;
       expect([code, err]).toEqual([2, expect.stringContaining(words)]);
       expect(JSON.parse(out)).toMatchObject({ ok: false, checks: [{ id: "config", status: "failed", detail: expect.stringContaining(words) }] });
     }
+    expect(await doctor(["--json=1"], well())).toMatchObject({ code: 2, err: "error: --json=1: --json takes no value\n" });
     expect((await findings([], { ...well(), DYN_LORA_ENABLED: "true" })).bad).toEqual(["config"]);
   });
 });

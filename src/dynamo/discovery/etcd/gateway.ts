@@ -86,7 +86,7 @@ export class EtcdGateway {
         } catch (error) {
           if (error instanceof EtcdError && !(error.code !== null && TRANSIENT.has(error.code))) throw error;
           // Without the HTTP client's hints for programmers.
-          failures.push(`${endpoint}: ${(error as Error).message.replace(/\.? (For more information|Is the computer)[^]*$/, "")}`);
+          failures.push(`${endpoint}: ${(error as Error).message.replace(/[.:]? (For more information|Is the computer|Was there a typo)[^]*$/, "")}`);
           hopeless &&= TLS_REFUSALS.test(String((error as NodeJS.ErrnoException).code));
         }
       }

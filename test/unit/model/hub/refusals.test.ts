@@ -40,6 +40,10 @@ describe("who may read a repo", () => {
     for (const { origin, authorization } of at.hub.asked) expect([origin, authorization]).toEqual([origin, origin === "hub" ? "Bearer hf_good" : null]);
     expect(at.hub.asked.some(({ origin }) => origin === "files")).toBe(true);
     expect(logged.join()).not.toContain("hf_good");
+    writeFileSync(at.environment.tokenPath, "two words");
+    expect(await refusal(at.fetched(`${REPO}@v9`))).toContain("is private and needs HF_TOKEN");
+    expect(logged.filter((line) => line.includes("the token file holds no token")).length).toBe(1);
+    expect(logged.join()).not.toContain("two words");
     writeFileSync(at.environment.tokenPath, "hf_other");
     expect(await refusal(at.fetched(`${REPO}@v9`))).toContain("no access");
     expect(await refusal(at.fetched(`${REPO}@v9`, {}, { token: "hf_good" }))).toContain("no revision");
