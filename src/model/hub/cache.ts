@@ -1,4 +1,4 @@
-import { copyFileSync, existsSync, lstatSync, mkdirSync, readFileSync, readlinkSync, renameSync, rmSync, statfsSync, statSync, symlinkSync, writeFileSync } from "node:fs";
+import { accessSync, constants, copyFileSync, existsSync, lstatSync, mkdirSync, readFileSync, readlinkSync, renameSync, rmSync, statfsSync, statSync, symlinkSync, writeFileSync } from "node:fs";
 import { dirname, join, relative } from "node:path";
 
 const COMMIT = /^[0-9a-f]{40}$/;
@@ -92,6 +92,15 @@ export class RepoCache {
         copyFileSync(this.blob(etag), temporary);
       }
     });
+  }
+
+  /** @throws Error of the file system when this user may not write there, or in the nearest folder that exists. Changes nothing. */
+  requireWritable(): void {
+    for (let path = this.folder; ; path = dirname(path)) {
+      if (!existsSync(path) && path !== dirname(path)) continue;
+      if (!statSync(path).isDirectory()) throw Object.assign(new Error(`ENOTDIR: not a directory, '${path}'`), { code: "ENOTDIR" });
+      return accessSync(path, constants.W_OK | constants.X_OK);
+    }
   }
 
   /** Bytes that this user may still write where the cache is; null = nobody can tell. */

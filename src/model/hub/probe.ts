@@ -1,7 +1,7 @@
 import type { HubEnvironment } from "../../config/engine-config.ts";
 import { isCommit, RepoCache } from "./cache.ts";
 import { HubClient, type RetryPolicy } from "./client.ts";
-import { leftover } from "./download.ts";
+import { diskError, leftover } from "./download.ts";
 import { HubError } from "./errors.ts";
 import { cachedAt, inParallel, requireRoom } from "./hub.ts";
 import { type RepoReference, referenceText } from "./reference.ts";
@@ -40,6 +40,11 @@ export async function probeModel(reference: RepoReference, env: HubEnvironment, 
     let bytes = 0;
     for (const file of remote) bytes += file.size - (await leftover(cache, file));
     const freeBytes = requireRoom(cache, bytes, name);
+    try {
+      cache.requireWritable();
+    } catch (error) {
+      throw diskError(client, cache, "its folder", error);
+    }
     return { path: null, bytes, files: remote.length, freeBytes };
   } catch (error) {
     if (cached.path === null || !(error instanceof HubError) || error.kind === "missing") throw error;

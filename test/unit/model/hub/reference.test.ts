@@ -36,6 +36,10 @@ describe("what --model means", () => {
     expect(() => parseReference(text)).toThrow("expected a .gguf file behind the colon");
   });
 
+  test("an address is told as one", () => {
+    for (const text of ["https://huggingface.co/acme/x", "hf://acme/x"]) expect(() => parseReference(text)).toThrow(`--model: "${text}" is an address; expected the repo id alone`);
+  });
+
   test("what exists wins", () => {
     const before = process.cwd();
     process.chdir(scratch);

@@ -7,6 +7,7 @@ import { gzipSync } from "node:zlib";
 import { RepoCache } from "../../../../src/model/hub/cache.ts";
 import { HubClient } from "../../../../src/model/hub/client.ts";
 import { requireRoom } from "../../../../src/model/hub/hub.ts";
+import { probeModel } from "../../../../src/model/hub/probe.ts";
 import { parseReference } from "../../../../src/model/hub/reference.ts";
 import type { Fault } from "../../../support/hub-server.ts";
 import { hubAndCache, keepLogs, logged, MODEL, refusal, REPO, SHARDS } from "./support.ts";
@@ -126,12 +127,11 @@ describe("a hub that does not answer as it should", () => {
     await using at = await hubAndCache();
     at.hub.fault = ({ path }, response) => {
       if (!path.startsWith("/api/")) return false;
-      const drip = setInterval(() => response.write(" "), 5);
-      response.on("close", () => clearInterval(drip));
+      response.on("close", clearInterval.bind(null, setInterval(() => response.write(" "), 5)));
       return !!response.writeHead(200);
     };
-    const client = new HubClient(parseReference(REPO)!, at.environment, new AbortController().signal, { tries: 3, firstPauseMs: 1 }, 50);
-    expect(await refusal(client.listing().then(() => ""))).toMatch(/listing of the repo: 127\.0\.0\.1:\d+ has not sent all of it within 0\.05 s$/);
+    const listing = new HubClient(parseReference(REPO)!, at.environment, new AbortController().signal, { tries: 3, firstPauseMs: 1 }, 50).listing();
+    expect(await refusal(listing.then(() => ""))).toMatch(/listing of the repo: 127\.0\.0\.1:\d+ has not sent all of it within 0\.05 s$/);
     await using noise = Object.assign(createConnectionServer((socket) => void socket.once("data", () => socket.end(Buffer.alloc(200, 0xff)))), { [Symbol.asyncDispose]: async () => void noise.close() });
     await new Promise<void>((resolve) => noise.listen(0, "127.0.0.1", resolve));
     expect(await refusal(at.fetched(`${REPO}@other`, {}, { endpoint: `http://127.0.0.1:${(noise.address() as AddressInfo).port}` }))).toMatch(/: the answer is not HTTP \(3 tries\)$/);
@@ -278,8 +278,7 @@ describe("the disk", () => {
   test("room for the download alone is not enough", async () => {
     await using at = await hubAndCache();
     const cache = new RepoCache(at.environment.cacheDir, REPO);
-    const free = cache.freeBytes()!;
-    expect(() => requireRoom(cache, free - (32 << 20), "x")).toThrow(/^x: .* are still to be downloaded, but only .* are free in .*\(HF_HUB_CACHE\), of which 67\.1 MB must stay free$/);
+    expect(() => requireRoom(cache, cache.freeBytes()! - (32 << 20), "x")).toThrow(/^x: .* are still to be downloaded, but only .* are free in .*\(HF_HUB_CACHE\), of which 67\.1 MB must stay free$/);
     expect(() => requireRoom(cache, 0, "x")).not.toThrow();
   });
 
@@ -293,6 +292,8 @@ describe("the disk", () => {
   test("that is no place for a cache", async () => {
     await using at = await hubAndCache();
     writeFileSync(join(at.environment.cacheDir, "..", "..", "file"), "");
-    expect(await refusal(at.fetched(REPO, {}, { cacheDir: join(at.environment.cacheDir, "..", "..", "file") }))).toMatch(/its folder in .*file \(HF_HUB_CACHE\): it cannot be written \(ENOTDIR/);
+    const [cacheDir, words] = [join(at.environment.cacheDir, "..", "..", "file"), /its folder in .*file \(HF_HUB_CACHE\): it cannot be written \(ENOTDIR/];
+    expect(await refusal(at.fetched(REPO, {}, { cacheDir }))).toMatch(words);
+    expect(await refusal(probeModel(parseReference(REPO)!, { ...at.environment, cacheDir }, new AbortController().signal).then(() => ""))).toMatch(words);
   });
 });
