@@ -54,7 +54,19 @@ export function lintManifests(texts: ReadonlyMap<ManifestName, string>): Finding
 }
 
 const GRAPH = "layerscale-disagg";
-const role = (selector: unknown) => (at(selector, "matchLabels", "app.kubernetes.io/part-of") === GRAPH ? String(at(selector, "matchLabels", "app.kubernetes.io/component")) : shown(selector));
+const onlyKeys = (value: unknown, ...keys: string[]): boolean => isTree(value) && Object.keys(value).every((key) => keys.includes(key));
+/** Another label or expression selects fewer pods than the name says, or none. */
+const role = (selector: unknown) =>
+  at(selector, "matchLabels", "app.kubernetes.io/part-of") === GRAPH && onlyKeys(selector, "matchLabels") && onlyKeys(at(selector, "matchLabels"), "app.kubernetes.io/part-of", "app.kubernetes.io/component")
+    ? String(at(selector, "matchLabels", "app.kubernetes.io/component"))
+    : shown(selector);
+
+function source(peer: Tree): string {
+  if (Object.keys(peer).length === 0) return "anybody";
+  if (onlyKeys(peer, "podSelector")) return role(peer.podSelector);
+  const space = at(peer, "namespaceSelector", "matchLabels", "kubernetes.io/metadata.name");
+  return onlyKeys(peer, "namespaceSelector") && onlyKeys(peer.namespaceSelector, "matchLabels") && onlyKeys(at(peer, "namespaceSelector", "matchLabels"), "kubernetes.io/metadata.name") ? String(space) : shown(peer);
+}
 
 /** Decode and frontend reach every port of prefill, the frontend every port of decode, Prometheus the metrics of both, nobody else anything. */
 function networkFindings(policies: Tree[] | undefined): Finding[] {
@@ -66,10 +78,15 @@ function networkFindings(policies: Tree[] | undefined): Finding[] {
     for (const rule of treesAt(policy, "spec", "ingress"))
       for (const peer of treesAt(rule, "from").length > 0 ? treesAt(rule, "from") : [{}])
         for (const port of treesAt(rule, "ports").length > 0 ? treesAt(rule, "ports") : [{}]) {
-          const from = peer.podSelector !== undefined && peer.namespaceSelector === undefined ? role(peer.podSelector) : (at(peer, "namespaceSelector", "matchLabels", "kubernetes.io/metadata.name") ?? "anybody");
           const range = "endPort" in port ? `${String(port.port)}-${String(port.endPort)}` : String("port" in port ? port.port : "any port");
-          allowed.push(`${to} <- ${String(from)} ${range}${"protocol" in port && port.protocol !== "TCP" ? ` ${String(port.protocol)}` : ""}`);
+          allowed.push(`${to} <- ${source(peer)} ${range}${"protocol" in port && port.protocol !== "TCP" ? ` ${String(port.protocol)}` : ""}`);
         }
+  }
+  const names = new Set((policies ?? []).map((policy) => at(policy, "metadata", "name")));
+  if (names.size < (policies ?? []).length) allowed.push("two policies of one name, of which the second replaces the first");
+  for (const policy of policies ?? []) {
+    if (at(policy, "metadata", "namespace") !== undefined) allowed.push(`a policy for the namespace ${shown(at(policy, "metadata", "namespace"))}`);
+    if (!onlyKeys(policy.spec, "podSelector", "policyTypes", "ingress")) allowed.push(`a policy with ${Object.keys(isTree(policy.spec) ? policy.spec : {}).join(", ")}`);
   }
   const same = allowed.toSorted().join("\n") === expected.join("\n");
   return policies === undefined || same ? [] : [{ file: "network-policy.yaml", id: "kv-transfer", message: `expected ${expected.join(", ")}; got ${allowed.toSorted().join(", ") || "nothing"}` }];
@@ -78,11 +95,13 @@ function networkFindings(policies: Tree[] | undefined): Finding[] {
 function monitorFindings(documents: Tree[] | undefined): Finding[] {
   if (documents === undefined) return [];
   const [monitor] = documents;
-  const [expression] = treesAt(monitor, "spec", "selector", "matchExpressions");
-  const selects = expression?.key === "app.kubernetes.io/part-of" && expression.operator === "In" && textsAt(expression, "values").toSorted().join() === "layerscale-agg,layerscale-disagg";
-  const scraped = treesAt(monitor, "spec", "podMetricsEndpoints").map(({ port, path }) => `${String(port)}${String(path)}`).toSorted().join();
-  const well = documents.length === 1 && monitor?.kind === "PodMonitor" && monitor.apiVersion === "monitoring.coreos.com/v1" && selects && scraped === "http/metrics,system/metrics";
-  return well ? [] : [{ file: "pod-monitor.yaml", id: "pod-monitor", message: `expected a PodMonitor of both graphs' pods with /metrics on the ports system and http; got ${shown(monitor?.spec)}` }];
+  const [expression, another] = treesAt(monitor, "spec", "selector", "matchExpressions");
+  const selects = another === undefined && onlyKeys(at(monitor, "spec", "selector"), "matchExpressions") && onlyKeys(monitor?.spec, "selector", "podMetricsEndpoints") && expression?.key === "app.kubernetes.io/part-of" && expression.operator === "In" && textsAt(expression, "values").toSorted().join() === "layerscale-agg,layerscale-disagg";
+  const endpoints = treesAt(monitor, "spec", "podMetricsEndpoints");
+  const plain = endpoints.every((endpoint) => onlyKeys(endpoint, "port", "path", "interval") && /^\d+(ms|s|m|h)$/.test(String(endpoint.interval ?? "1m")));
+  const scraped = endpoints.map(({ port, path }) => `${String(port)}${String(path)}`).toSorted().join();
+  const well = documents.length === 1 && monitor?.kind === "PodMonitor" && monitor.apiVersion === "monitoring.coreos.com/v1" && selects && plain && scraped === "http/metrics,system/metrics";
+  return well ? [] : [{ file: "pod-monitor.yaml", id: "pod-monitor", message: `expected a PodMonitor of both graphs' pods with /metrics on the ports system and http, and nothing that leaves some out; got ${shown(monitor?.spec)}` }];
 }
 
 /** The same files answer under dynamo/deploy/. */

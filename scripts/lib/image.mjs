@@ -136,6 +136,9 @@ export function lintDockerfile(source) {
   for (const line of found) if (!expected.includes(line)) findings.push(`the last stage has what the assembled tree does not: ${line}`);
   const build = instructions.filter(([stage]) => stage === "build").map(([, instruction, rest]) => `${instruction} ${rest}`);
   for (const line of ["RUN npm ci", "RUN node scripts/build.mjs ${TASKS}", `RUN node scripts/image.mjs --into ${TREE}`]) if (!build.includes(line)) findings.push(`the build stage lacks: ${line}`);
+  // The manifests give a worker GPUs, which an image without the CUDA library refuses to start beside.
+  if (!build.includes('ARG TASKS="all cuda"')) findings.push('the build stage lacks: ARG TASKS="all cuda"');
+  for (const tool of ["cmake", "python3-pip"]) if (!build.some((line) => line.startsWith("RUN apt-get") && line.split(/\s+/).includes(tool))) findings.push(`the build stage does not install ${tool}, which the build needs`);
   if (instructions.some(([stage, instruction]) => stage === "runtime" && instruction === "USER")) findings.push("USER: the image starts as root, which the discovery directory and /root/.cache/huggingface rely on");
   return findings;
 }

@@ -28,7 +28,8 @@ export async function ensureDynamoVenv(version = DYNAMO_VERSIONS[0]) {
   await run(base, ["-m", "venv", home]);
   const pip = (...args) => run(python, ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", ...args]);
   await pip("--no-deps", ...dynamo(version));
-  await pip(...LIBRARIES);
+  // Dynamo names libraries that its frontend does without; pip would call that a conflict.
+  await pip("--no-warn-conflicts", ...LIBRARIES);
   writeFileSync(join(home, "complete.tmp"), "");
   renameSync(join(home, "complete.tmp"), join(home, "complete"));
   return python;

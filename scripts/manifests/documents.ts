@@ -60,18 +60,26 @@ export class Component {
   get labels(): unknown {
     return at(this.tree, "podTemplate", "metadata", "labels");
   }
-  /** Value of an argument: `--model X`; undefined when it is not given. */
+  /** Value of an argument, as the worker takes it: `--model X` or `--model=X`, the last one; undefined when it is not given. */
   argument(flag: string): string | undefined {
-    const index = this.args.indexOf(flag);
-    return index < 0 ? undefined : this.args[index + 1];
+    const index = this.args.findLastIndex((word) => word === flag || word.startsWith(`${flag}=`));
+    return index < 0 ? undefined : this.args[index] === flag ? this.args[index + 1] : this.args[index]!.slice(flag.length + 1);
+  }
+  /** Names of its variables, in order, with repetitions. */
+  get variables(): string[] {
+    return treesAt(this.main, "env").map(({ name }) => String(name));
   }
   /** The entry of a variable. */
   env(name: string): Tree | undefined {
     return treesAt(this.main, "env").find((entry) => entry.name === name);
   }
-  /** Where the claim is mounted. */
-  mountOf(claim: string): unknown {
-    const volume = treesAt(this.tree, "podTemplate", "spec", "volumes").find((entry) => at(entry, "persistentVolumeClaim", "claimName") === claim);
-    return volume === undefined ? undefined : treesAt(this.main, "volumeMounts").find((mount) => mount.name === volume.name)?.mountPath;
+  /** Where all of a claim is mounted, and whether the container may write there; several places are joined. */
+  mountOf(claim: string): { path: string; writable: boolean } | null {
+    const volumes = treesAt(this.tree, "podTemplate", "spec", "volumes");
+    const volume = volumes.find((entry) => at(entry, "persistentVolumeClaim", "claimName") === claim);
+    const mounts = volume === undefined ? [] : treesAt(this.main, "volumeMounts").filter((mount) => mount.name === volume.name);
+    if (mounts.length === 0 || volumes.filter(({ name }) => name === volume!.name).length > 1) return null;
+    const path = mounts.map(({ mountPath, subPath, subPathExpr }) => [mountPath, subPath, subPathExpr].filter((part) => part !== undefined).join(" of ")).join(" and ");
+    return { path, writable: at(volume, "persistentVolumeClaim", "readOnly") !== true && !mounts.some(({ readOnly }) => readOnly === true) };
   }
 }

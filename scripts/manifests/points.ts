@@ -38,12 +38,15 @@ const secret = (entry: Tree | undefined, name: string, key: string) => at(entry,
 /** Variables that a worker's container may set in a manifest. Others are misspelt, or the operator's to set. */
 const KNOWN_VARIABLES = /^(LAYERSCALE_LICENSE_KEY|LAYERSCALE_KV_KEY|LAYERSCALE_CPU_ISA|POD_IP|HF_TOKEN|HF_ENDPOINT|HF_HUB_OFFLINE|HTTPS?_PROXY|NO_PROXY|TMPDIR|DYN_LOG|DYN_TOOL_CALL_PARSER|DYN_REASONING_PARSER|DYN_ENDPOINT_TYPES|DYN_CUSTOM_JINJA_TEMPLATE|DYN_EXCLUDE_TOOLS_WHEN_TOOL_CHOICE_NONE|DYN_ENABLE_RL|DYN_HEALTH_CHECK_ENABLED|DYN_CANARY_WAIT_TIME|DYN_GRACEFUL_SHUTDOWN_GRACE_PERIOD_SECS|DYN_ENGINE_REQUEST_LIMIT|DYN_STABLE_ROUTING_ID)$/;
 
+/** Where frontend and workers meet. */
+const OPERATORS_VARIABLES = /^(DYN_DISCOVERY_BACKEND|DYN_NAMESPACE\w*|DYN_COMPONENT|DYN_ENDPOINT|DYN_SYSTEM_PORT|DYN_REQUEST_PLANE|DYN_EVENT_PLANE|DYN_KUBE_\w+|DYN_FILE_KV|ETCD_\w+|NATS_\w+|POD_(NAME|NAMESPACE|UID))$/;
+
 const LICENSE = { id: "lint", tier: "lint", maxSessions: null, maxCtx: null, issued: "2026-01-01", expires: null };
 
-/** Why the worker itself would refuse these arguments; null when it takes them. */
-function refusal(args: readonly string[]): string | null {
+/** Why the worker itself would refuse these arguments and variables; null when it takes them. */
+function refusal(args: readonly string[], env: Record<string, string>): string | null {
   try {
-    dynamoConfig(args, {}, LICENSE, "LSK-lint");
+    dynamoConfig(args, env, LICENSE, "LSK-lint");
     return null;
   } catch (error) {
     return (error as Error).message;
@@ -84,10 +87,15 @@ export const POINTS: readonly Point[] = [
   worker("runtime-version", ({ tree }) => (tree.runtimeVersionOverride === DYNAMO ? null : `runtimeVersionOverride: expected the text "${DYNAMO}", got ${shown(tree.runtimeVersionOverride)}; the operator cannot read the release from this image's tag`)),
   worker("image", ({ main }) => (typeof main.image === "string" && /(^|\/)layerscale(:[\w.-]+|@sha256:[0-9a-f]{64})$/.test(main.image) ? null : `image: expected an image named layerscale with a tag or digest, got ${shown(main.image)}`)),
   worker("command", ({ main }) => (JSON.stringify(main.command) === JSON.stringify([LOADER]) ? null : `command: expected [${LOADER}], got ${shown(main.command)}; without one the operator starts a shell`)),
-  worker("args", ({ args }) => {
+  worker("args", ({ args, main }) => {
     if (args[0] !== "dynamo") return `args: expected dynamo first, which selects the worker, got ${shown(args[0])}`;
-    const why = refusal(args.slice(1));
+    const texts = treesAt(main, "env").filter(({ value }) => typeof value === "string");
+    const why = refusal(args.slice(1), Object.fromEntries(texts.map(({ name, value }) => [String(name), value as string])));
     return why === null ? null : `args: the worker refuses them: ${why}`;
+  }),
+  worker("operators-flags", (component) => {
+    const set = ["--namespace", "--component", "--endpoint"].filter((flag) => component.argument(flag) !== undefined);
+    return set.length === 0 ? null : `args: ${set.join(", ")}: the operator's to set; the frontend would look for the worker elsewhere`;
   }),
   worker("served-name", (component, { components }) => {
     const name = component.argument("--served-model-name");
@@ -99,11 +107,16 @@ export const POINTS: readonly Point[] = [
     const mode = component.argument("--disaggregation-mode");
     return mode === expected ? null : `--disaggregation-mode: expected ${expected ?? "none, an aggregated worker needs no role"}, got ${shown(mode)}`;
   }),
-  worker("license", (component) => (secret(component.env("LAYERSCALE_LICENSE_KEY"), "layerscale-license", "license-key") ? null : `LAYERSCALE_LICENSE_KEY: expected key license-key of the Secret layerscale-license, got ${shown(component.env("LAYERSCALE_LICENSE_KEY"))}`)),
+  worker("license", (component) => {
+    if (component.argument("--license-key") !== undefined) return "args: --license-key: expected the key in the Secret layerscale-license alone";
+    const entry = component.env("LAYERSCALE_LICENSE_KEY");
+    return secret(entry, "layerscale-license", "license-key") && at(entry, "valueFrom", "secretKeyRef", "optional") !== true ? null : `LAYERSCALE_LICENSE_KEY: expected key license-key of the Secret layerscale-license, not optional, got ${shown(entry)}`;
+  }),
   worker("model-cache", (component, { hub }) => {
     const expected = hub ? "/root/.cache/huggingface" : "/models";
     const mount = component.mountOf("model-cache");
-    return mount === expected ? null : `expected the claim model-cache to be mounted at ${expected}, got ${shown(mount)}`;
+    if (mount?.path !== expected) return `expected all of the claim model-cache to be mounted at ${expected}, got ${shown(mount?.path)}`;
+    return hub && !mount.writable ? `expected the claim model-cache to be writable: it keeps the download` : null;
   }),
   worker("model", (component, { hub }) => {
     const model = component.argument("--model") ?? "";
@@ -117,10 +130,12 @@ export const POINTS: readonly Point[] = [
   }),
   worker("pod-ip", (component) => {
     const path = at(component.env("POD_IP"), "valueFrom", "fieldRef", "fieldPath");
-    return path === "status.podIP" || (component.type !== "prefill" && component.env("POD_IP") === undefined) ? null : `POD_IP: expected fieldRef status.podIP, the address that decode workers pull KV from, got ${shown(component.env("POD_IP"))}`;
+    return (path === "status.podIP" && component.env("POD_IP")?.value === undefined) || (component.type !== "prefill" && component.env("POD_IP") === undefined) ? null : `POD_IP: expected fieldRef status.podIP, the address that decode workers pull KV from, got ${shown(component.env("POD_IP"))}`;
   }),
-  worker("gpu-limit", ({ main }) => {
-    const limit = at(main, "resources", "limits", "nvidia.com/gpu");
+  worker("gpu-limit", (component) => {
+    const limit = at(component.main, "resources", "limits", "nvidia.com/gpu");
+    const wanted = component.argument("--tp");
+    if (wanted !== undefined && Number(wanted) > Number(limit)) return `--tp ${wanted}: the limit nvidia.com/gpu gives the worker only ${shown(limit)}`;
     return /^[1-9]\d*$/.test(String(limit)) ? null : `resources.limits: expected nvidia.com/gpu with the number of GPUs that the worker sees, got ${shown(limit)}`;
   }),
   worker("one-node", ({ tree }) => (tree.multinode === undefined ? null : "multinode: one worker is one pod, tensor parallelism stays within it")),
@@ -128,8 +143,16 @@ export const POINTS: readonly Point[] = [
     const seconds = at(tree, "podTemplate", "spec", "terminationGracePeriodSeconds");
     return Number.isInteger(seconds) && (seconds as number) >= 30 ? null : `terminationGracePeriodSeconds: expected 30 or more: the worker leaves discovery, waits out 5 s and frees its GPUs; got ${shown(seconds)}`;
   }),
-  worker("variables", ({ main }) => {
-    const unknown = treesAt(main, "env").map(({ name }) => String(name)).filter((name) => !KNOWN_VARIABLES.test(name));
+  point("variables-once", ({ components }) => components.filter(({ variables }) => new Set(variables).size < variables.length).map(({ name, variables }) => `${name}: env: expected each variable once, got ${variables.join(", ")}`)),
+  whole("operators-variables", ({ tree, components }) => {
+    const frontend = components.filter(({ worker: is }) => !is).flatMap(({ variables }) => variables);
+    const shared = treesAt(tree, "spec", "env").map(({ name }) => String(name));
+    const found = [...new Set([...frontend, ...shared])].filter((name) => OPERATORS_VARIABLES.test(name));
+    return found.length === 0 ? null : `env: ${found.join(", ")}: the operator's to set, alike for frontend and workers`;
+  }),
+  worker("variables", ({ main, variables }) => {
+    if (main.envFrom !== undefined) return "envFrom: expected each variable by its name, in env";
+    const unknown = variables.filter((name) => !KNOWN_VARIABLES.test(name));
     return unknown.length === 0 ? null : `env: ${unknown.join(", ")}: not a variable to set here (misspelt, or the operator's to set)`;
   }),
   whole("same-model", ({ components }) => {

@@ -24,7 +24,11 @@ export const HUB_VARIABLES = {
   tokenPath: text("HF_TOKEN_PATH", "$HF_HOME/token", "file with the token", null),
   endpoint: variable<string>("HF_ENDPOINT", "https://huggingface.co", "address of the hub or a mirror of it", "https://huggingface.co", (value, fail) => {
     if (!URL.canParse(value) || !/^https?:$/.test(new URL(value).protocol)) throw fail("an http:// or https:// address");
-    return value.replace(/\/+$/, "");
+    const { username, password, search, hash, origin, pathname } = new URL(value);
+    // Every message that names the hub would show them.
+    if (username !== "" || password !== "") throw new UsageError("HF_ENDPOINT: expected an address without a user name and password; a token belongs into HF_TOKEN");
+    if (search !== "" || hash !== "") throw fail("an address without ? and #, to which paths of the hub can be added");
+    return (origin + pathname).replace(/\/+$/, "");
   }),
   offline: boolean("HF_HUB_OFFLINE", "ask no hub: models must be in the cache", false),
   metadataSeconds: integer("HF_HUB_ETAG_TIMEOUT", "10", "seconds the hub may take to answer a question about a file", 10, 1, 3600),

@@ -1,4 +1,4 @@
-import { existsSync, readdirSync, statSync, unlinkSync, writeFileSync } from "node:fs";
+import { existsSync, lstatSync, readdirSync, statSync, unlinkSync, writeFileSync } from "node:fs";
 import { dirname, join } from "node:path";
 import type { DynamoEnvironment } from "../config/engine-config.ts";
 import { BUCKETS } from "../dynamo/discovery/discovery.ts";
@@ -36,6 +36,7 @@ async function fileChecks(findings: Findings, root: string): Promise<void> {
   const advice = `make a directory that all processes may write: mkdir -p ${root} && chmod a+rwX ${root}`;
   const there = await findings.check("discovery", () => {
     if (!existsSync(root)) {
+      if (lstatSync(root, { throwIfNoEntry: false })?.isSymbolicLink()) throw fail(`DYN_FILE_KV: "${root}" is a link that leads nowhere`);
       const parent = nearest(root);
       if (!statSync(parent).isDirectory()) throw fail(`DYN_FILE_KV: "${root}" cannot be made: ${parent} is no directory`);
       return `${root} does not exist yet; the worker makes it in ${parent}`;

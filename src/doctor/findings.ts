@@ -89,4 +89,5 @@ export class Findings {
 }
 
 const NAMES = new Set(["LicenseError", "ModelError", "HubError", "EngineError", "NativeError", "TokenizerError", "TemplateError", "DiscoveryError", "ApiError", "EtcdError", "EtcdUnreachable", "PlaneError"]);
-const foreseen = (error: Error): boolean => error instanceof UsageError || NAMES.has(error.name);
+/** Errors of system calls say in words what cannot be done, and to which file. */
+const foreseen = (error: Error): boolean => error instanceof UsageError || NAMES.has(error.name) || "syscall" in error;

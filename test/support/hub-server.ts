@@ -51,6 +51,8 @@ export class HubServer implements AsyncDisposable {
   readonly asked: Asked[] = [];
   readonly repos = new Map<string, HubRepo>();
   fault: Fault = () => false;
+  /** Listings hold sizes and hashes when asked for them; older mirrors leave them out. */
+  tellsBlobs = true;
   /** Bytes of a large file sent at once, and the pause between; null = all at once. */
   pace: { bytes: number; ms: number } | null = null;
   url = "";
@@ -107,12 +109,20 @@ export class HubServer implements AsyncDisposable {
     const commit = revision === undefined ? repo.commit : revision === repo.commit ? revision : repo.refs[revision];
     if (commit === undefined) return refuse(404, "RevisionNotFound", `Invalid rev id: ${revision}`);
     if (tree) return this.json(response, [...repo.files].map(([path, { bytes, etag, large }]) => ({ type: "file", path, size: bytes.length, oid: sha1(bytes), ...(large ? { lfs: { oid: etag, size: bytes.length, pointerSize: 134 } } : {}) })));
-    if (listing) return this.json(response, { id: name, modelId: name, sha: commit, private: repo.readers !== null, gated: repo.gated, siblings: [...repo.files.keys()].map((rfilename) => ({ rfilename })) });
+    if (listing) return this.json(response, { id: name, modelId: name, sha: commit, private: repo.readers !== null, gated: repo.gated, siblings: this.siblings(repo, this.tellsBlobs && url.searchParams.has("blobs")) });
     const file = repo.files.get(decodeURIComponent(resolve![3]!));
     if (file === undefined) return void response.writeHead(404, { "X-Error-Code": "EntryNotFound", "X-Error-Message": "Entry not found", "X-Repo-Commit": commit }).end();
     response.setHeader("X-Repo-Commit", commit);
     if (!file.large) return this.bytes(file, asked, response, { ETag: `"${file.etag}"` });
     response.writeHead(302, { Location: `${this.filesUrl}/${file.etag}?signature=${Math.random()}`, "X-Linked-Etag": `"${file.etag}"`, "X-Linked-Size": String(file.bytes.length), ETag: '"of-the-redirect"' }).end();
+  }
+
+  /** As the hub lists files: with sizes and hashes when asked for them; the git blob of a large file is its pointer. */
+  private siblings(repo: HubRepo, blobs: boolean): unknown[] {
+    return [...repo.files].map(([rfilename, { bytes, etag, large }]) => ({
+      rfilename,
+      ...(blobs && { size: bytes.length, blobId: large ? sha1(Buffer.from(`pointer to ${etag}`)) : etag, ...(large && { lfs: { sha256: etag, size: bytes.length, pointerSize: 134 } }) }),
+    }));
   }
 
   /** The store of large files wants a signature and no token. */

@@ -111,6 +111,31 @@ export const BREAKING: readonly Edit[] = [
   breaking("grace", "Docker's ten seconds", (tree, random) => (pod(anyWorker(tree, random)).terminationGracePeriodSeconds = 10)),
   breaking("variables", "a variable misspelt", (tree, random) => anyWorker(tree, random).main.env.push({ name: random.pick(["DYN_LOGG", "DYN_TOOLCALL_PARSER", "LAYERSCALE_PORTS"]), value: "1" })),
   breaking("same-model", "another cache precision", (tree, random) => anyWorker(tree, random).main.args.push("--kv-cache-dtype", "bf16"), disagg),
+  breaking("same-model", "another model behind the first on one worker", (tree, random) => anyWorker(tree, random).main.args.push("--model=/models/other"), (file) => file === "disagg.yaml"),
+  breaking("model", "another model behind the first", (tree, random) => anyWorker(tree, random).main.args.push("--model", "/elsewhere/x"), local),
+  breaking("role", "a mode behind the first, in one word", (tree, random) => {
+    const component = anyWorker(tree, random);
+    component.main.args.push(`--disaggregation-mode=${component.type === "decode" ? "prefill" : "decode"}`);
+  }),
+  breaking("args", "a variable with a bad value", (tree, random) => anyWorker(tree, random).main.env.push({ name: "DYN_ENABLE_RL", value: "perhaps" })),
+  breaking("operators-flags", "a namespace of its own", (tree, random) => anyWorker(tree, random).main.args.push(random.pick(["--namespace=other", "--component=other", "--endpoint=other"]))),
+  breaking("operators-variables", "discovery of its own for one side", (tree, random) => frontend(tree).main.env.push({ name: random.pick(["DYN_DISCOVERY_BACKEND", "DYN_NAMESPACE", "ETCD_ENDPOINTS"]), value: "file" })),
+  breaking("operators-variables", "discovery of its own for all", (tree) => (tree.spec.env = [{ name: "DYN_DISCOVERY_BACKEND", value: "etcd" }])),
+  breaking("variables-once", "a variable twice", (tree, random) => {
+    const { main } = random.pick<any>(components(tree));
+    main.env.push({ name: main.env[0].name, value: "x" });
+  }),
+  breaking("variables", "variables of a map", (tree, random) => (anyWorker(tree, random).main.envFrom = [{ configMapRef: { name: "x" } }])),
+  breaking("license", "the key as an argument", (tree, random) => anyWorker(tree, random).main.args.push("--license-key", "LSK-x.y")),
+  breaking("license", "an optional key", (tree, random) => (env(anyWorker(tree, random), "LAYERSCALE_LICENSE_KEY").valueFrom.secretKeyRef.optional = true)),
+  breaking("pod-ip", "a fixed address beside the pod's", (tree) => (env(workers(tree).find(({ type }) => type === "prefill"), "POD_IP").value = "10.0.0.1"), disagg),
+  breaking("model-cache", "a part of the claim", (tree, random) => (anyWorker(tree, random).main.volumeMounts[0].subPath = "part")),
+  breaking("model-cache", "two volumes of one name", (tree, random) => pod(anyWorker(tree, random)).volumes.unshift({ name: "model-cache", emptyDir: {} })),
+  breaking("model-cache", "a download that cannot be kept", (tree, random) => {
+    const component = anyWorker(tree, random);
+    random.pick<any>([component.main.volumeMounts[0], pod(component).volumes[0].persistentVolumeClaim]).readOnly = true;
+  }, hub),
+  breaking("gpu-limit", "more ranks than GPUs", (tree) => workers(tree).forEach((component: any) => component.main.args.push("--tp", "4"))),
   breaking("no-shell", "a variable in an argument", (tree) => workers(tree).forEach((component) => replaceArgument(component, "--model", "/models/$MODEL")), local),
 ];
 
@@ -147,5 +172,9 @@ export const HARMLESS: readonly Edit[] = [
   harmless("components in another order", (tree) => tree.spec.components.reverse()),
   harmless("a sidecar", (tree, random) => pod(anyWorker(tree, random)).containers.push({ name: "log", image: "example.com/log:1" })),
   harmless("memory limits", (tree, random) => (anyWorker(tree, random).main.resources.limits.memory = "64Gi")),
+  harmless("flags and values in one word", (tree) => workers(tree).forEach((component: any) => {
+    const at = component.args.indexOf("--served-model-name");
+    component.main.args.splice(at, 2, `--served-model-name=${component.args[at + 1]}`);
+  })),
   harmless("the same precision on both workers", (tree) => workers(tree).forEach((component: any) => component.main.args.push("--kv-cache-dtype", "bf16"))),
 ];

@@ -1,4 +1,4 @@
-import { copyFileSync, existsSync, lstatSync, mkdirSync, readFileSync, readlinkSync, renameSync, rmSync, statfsSync, statSync, symlinkSync, writeFileSync } from "node:fs";
+import { accessSync, constants, copyFileSync, existsSync, lstatSync, mkdirSync, readFileSync, readlinkSync, renameSync, rmSync, statfsSync, statSync, symlinkSync, writeFileSync } from "node:fs";
 import { dirname, join, relative } from "node:path";
 
 const COMMIT = /^[0-9a-f]{40}$/;
@@ -42,9 +42,10 @@ export class RepoCache {
     return sizeOf(this.blob(etag)) === size;
   }
 
-  /** A file of a snapshot, behind its link, is there. */
-  has(commit: string, file: string): boolean {
-    return sizeOf(join(this.snapshot(commit), file)) !== null;
+  /** A file of a snapshot, behind its link, is there, with `size` bytes where that is known. */
+  has(commit: string, file: string, size: number | null = null): boolean {
+    const found = sizeOf(join(this.snapshot(commit), file));
+    return found !== null && (size === null || found === size);
   }
 
   /** Files that huggingface_hub saw in the repo at a commit; null = it has left no such list. */
@@ -80,7 +81,7 @@ export class RepoCache {
   link(commit: string, file: string, etag: string): void {
     const path = join(this.snapshot(commit), file);
     const target = relative(dirname(path), this.blob(etag));
-    if (linksTo(path, target)) return;
+    if (linksTo(path, target, this.blob(etag))) return;
     mkdirSync(dirname(path), { recursive: true });
     writeAside(path, (temporary) => {
       try {
@@ -91,6 +92,15 @@ export class RepoCache {
         copyFileSync(this.blob(etag), temporary);
       }
     });
+  }
+
+  /** @throws Error of the file system when this user may not write there, or in the nearest folder that exists. Changes nothing. */
+  requireWritable(): void {
+    for (let path = this.folder; ; path = dirname(path)) {
+      if (!existsSync(path) && path !== dirname(path)) continue;
+      if (!statSync(path).isDirectory()) throw Object.assign(new Error(`ENOTDIR: not a directory, '${path}'`), { code: "ENOTDIR" });
+      return accessSync(path, constants.W_OK | constants.X_OK);
+    }
   }
 
   /** Bytes that this user may still write where the cache is; null = nobody can tell. */
@@ -116,9 +126,9 @@ export function sizeOf(path: string): number | null {
   }
 }
 
-function linksTo(path: string, target: string): boolean {
+function linksTo(path: string, target: string, blob: string): boolean {
   try {
-    return lstatSync(path).isSymbolicLink() ? readlinkSync(path) === target && existsSync(path) : existsSync(path);
+    return lstatSync(path).isSymbolicLink() ? readlinkSync(path) === target && existsSync(path) : sizeOf(path) !== null && sizeOf(path) === sizeOf(blob);
   } catch {
     return false;
   }

@@ -2,13 +2,15 @@ import { readFileSync } from "node:fs";
 import type { HubEnvironment } from "../../config/engine-config.ts";
 import { logger } from "../../telemetry/log.ts";
 import { isCommit } from "./cache.ts";
-import { HubError, TransientError } from "./errors.ts";
+import { HubError, RangeRefused, TransientError } from "./errors.ts";
 import { type Answer, pause, pieces, request, retryAfterMs } from "./http.ts";
 import { isRepoPath, type RepoReference, referenceText } from "./reference.ts";
 
 const log = logger("layerscale::model::hub");
 /** Listings of the largest repos have a few MB. */
 const MAX_LISTING_BYTES = 64 << 20;
+/** However steadily it drips. */
+const MAX_LISTING_MS = 60_000;
 const LISTING = "listing of the repo";
 /** An etag becomes a file name. */
 const ETAG = /^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$/;
@@ -24,6 +26,8 @@ export interface RemoteFile {
   path: string;
   /** Name of its blob: sha256 of large files (64 hex digits), git's sha1 of others (40), whatever else a mirror says. */
   etag: string;
+  /** What its bytes are checked against: sha256 of them, or sha1 of git's blob, in hex; null = the hub tells neither. */
+  checksum: string | null;
   /** Bytes. */
   size: number;
 }
@@ -40,21 +44,21 @@ const MAX_PAUSE_MS = 30_000;
 /** The hub's HTTP as far as a download needs it: listing of a revision, head of a file, bytes of a file. */
 export class HubClient {
   readonly name: string;
-  private readonly token: string | null;
 
   constructor(
     readonly reference: RepoReference,
     readonly env: HubEnvironment,
     readonly signal: AbortSignal,
     private readonly retry: RetryPolicy = DEFAULT_RETRY,
+    private readonly listingMs = MAX_LISTING_MS,
+    private readonly token = env.token ?? tokenOfFile(env.tokenPath),
   ) {
     this.name = `--model ${referenceText(reference)}`;
-    this.token = env.token ?? tokenOfFile(env.tokenPath);
   }
 
   /** The same under another signal, or with another number of tries. */
   with(signal: AbortSignal, tries = this.retry.tries): HubClient {
-    return new HubClient(this.reference, this.env, signal, { ...this.retry, tries });
+    return new HubClient(this.reference, this.env, signal, { ...this.retry, tries }, this.listingMs, this.token);
   }
 
   /** What the revision is and which files it has. @throws HubError */
@@ -82,7 +86,7 @@ export class HubClient {
       const size = sizeOf(response) ?? listed?.size ?? null;
       if (etag === null || !ETAG.test(etag) || size === null)
         throw new HubError("unreachable", `${this.name}: ${this.env.endpoint} does not tell ${etag === null || !ETAG.test(etag) ? "an etag" : "the size"} of ${path}, as a hub does; check HF_ENDPOINT and proxies`);
-      return { path, etag, size };
+      return { path, etag, checksum: checksumOf(etag) ?? checksumOf(listed?.etag ?? ""), size };
     });
   }
 
@@ -91,6 +95,7 @@ export class HubClient {
     const answer = await request("GET", this.fileUrl(commit, path), from > 0 ? { range: `bytes=${from}-` } : {}, this.token, this.env.stallSeconds * 1000, this.signal, () => true);
     if (answer.response.status === 200 || answer.response.status === 206) return answer;
     answer.abort();
+    if (from > 0 && answer.response.status === 416) throw new RangeRefused(`${answer.url.host} answers 416 to the rest from byte ${from} on`);
     // Addresses of large files are signed and expire; another try gets another one.
     if (answer.url.origin !== new URL(this.env.endpoint).origin) throw new TransientError(`${answer.url.host} answers ${answer.response.status}`, retryAfterMs(answer.response));
     throw this.refusal(answer, path);
@@ -142,10 +147,12 @@ export class HubClient {
 
   private async small(answer: Answer): Promise<string> {
     const parts: Uint8Array[] = [];
+    const end = performance.now() + this.listingMs;
     let bytes = 0;
     for await (const piece of pieces(answer, this.env.metadataSeconds * 1000, this.signal)) {
       bytes += piece.length;
       if (bytes > MAX_LISTING_BYTES) throw new HubError("unreachable", `${this.name}: the listing of the repo has more than ${MAX_LISTING_BYTES} bytes`);
+      if (performance.now() > end) throw new TransientError(`${answer.url.host} has not sent all of it within ${this.listingMs / 1000} s`, null, true);
       parts.push(piece);
     }
     return Buffer.concat(parts).toString("utf8");
@@ -166,7 +173,8 @@ export class HubClient {
       const path = entry?.rfilename;
       // Names with parts like ".." are for nobody's disk.
       if (typeof path !== "string" || !isRepoPath(path)) continue;
-      const etag = entry.lfs?.sha256 ?? entry.blobId;
+      // The blob of a large file in git is its pointer.
+      const etag = entry.lfs ? entry.lfs.sha256 : entry.blobId;
       files.set(path, { size: Number.isSafeInteger(entry.size) ? (entry.size as number) : null, etag: typeof etag === "string" ? etag : null });
     }
     return { commit: json.sha, files };
@@ -179,17 +187,23 @@ function etagOf(response: Response): string | null {
   return text === null ? null : text.trim().replace(/^W\//, "").replace(/^"(.*)"$/, "$1");
 }
 
+/** Mirrors and proxies may give etags of their own; the listing then still has the hash. */
+const checksumOf = (etag: string): string | null => (/^(?:[0-9a-f]{64}|[0-9a-f]{40})$/i.test(etag) ? etag.toLowerCase() : null);
+
 function sizeOf(response: Response): number | null {
-  const redirected = response.status >= 300;
-  const text = response.headers.get("x-linked-size") ?? (redirected ? null : response.headers.get("content-length"));
+  // The length of a redirect's or a compressed answer's body is not the file's.
+  const other = response.status >= 300 || !/^(identity)?$/i.test(response.headers.get("content-encoding") ?? "");
+  const text = response.headers.get("x-linked-size") ?? (other ? null : response.headers.get("content-length"));
   return text !== null && /^\d{1,15}$/.test(text) ? Number(text) : null;
 }
 
 function tokenOfFile(path: string): string | null {
   try {
     const text = readFileSync(path, "utf8").trim();
-    return /^[\x21-\x7e]+$/.test(text) ? text : null;
-  } catch {
-    return null;
+    if (/^[\x21-\x7e]+$/.test(text)) return text;
+    if (text !== "") log.warn("the token file holds no token of printable characters without spaces, the hub is asked without one", { path });
+  } catch (error) {
+    if ((error as NodeJS.ErrnoException).code !== "ENOENT") log.warn("the token file cannot be read, the hub is asked without a token", { path, error });
   }
+  return null;
 }

@@ -6,7 +6,7 @@ import { FileLock } from "../../util/flock.ts";
 import { reason } from "../files.ts";
 import type { RepoCache } from "./cache.ts";
 import type { HubClient, RemoteFile } from "./client.ts";
-import { HubError, TransientError } from "./errors.ts";
+import { HubError, RangeRefused, TransientError } from "./errors.ts";
 import { pieces } from "./http.ts";
 import type { Progress } from "./progress.ts";
 
@@ -14,10 +14,10 @@ const log = logger("layerscale::model::hub");
 const READ_BYTES = 1 << 20;
 const NO_ROOM = new Set(["ENOSPC", "EDQUOT"]);
 
-/** The hash an etag is: of the bytes, or of git's blob with its header; null = the etag is no hash of the content. */
-function hashOf({ etag, size }: RemoteFile): Hash | null {
-  if (/^[0-9a-f]{64}$/.test(etag)) return createHash("sha256");
-  return /^[0-9a-f]{40}$/.test(etag) ? createHash("sha1").update(`blob ${size}\0`) : null;
+/** sha256 is of the bytes, sha1 of git's blob with its header; null = there is nothing to check against. */
+function hashOf({ checksum, size }: RemoteFile): Hash | null {
+  if (checksum === null) return null;
+  return checksum.length === 64 ? createHash("sha256") : createHash("sha1").update(`blob ${size}\0`);
 }
 
 /** What went wrong with the disk, in the words of whoever set it up. */
@@ -67,7 +67,7 @@ async function fill(client: HubClient, cache: RepoCache, commit: string, file: R
       if (part.matches()) break;
       // Part of it may come from another time, or from a machine that lost power.
       await part.restart();
-      if (corrupt > 0) throw new HubError("local", `${client.name}: ${file.path}: the bytes do not match the checksum ${file.etag} that the hub gives, twice; a proxy or mirror alters them, or the file is damaged there`);
+      if (corrupt > 0) throw new HubError("local", `${client.name}: ${file.path}: the bytes do not match the checksum ${file.checksum} that the hub gives, twice; a proxy or mirror alters them, or the file is damaged there`);
       log.warn("the checksum does not match, the file is downloaded anew", { file: file.path });
     }
     await disk(handle.sync());
@@ -127,12 +127,15 @@ class Part {
   }
 
   matches(): boolean {
-    return this.hash === null || this.hash.copy().digest("hex") === this.file.etag;
+    return this.hash === null || this.hash.copy().digest("hex") === this.file.checksum;
   }
 
   private async receive(): Promise<void> {
     const { client, file } = this;
-    const answer = await client.open(this.commit, file.path, this.have);
+    const answer = await client.open(this.commit, file.path, this.have).catch((error: unknown) => {
+      if (error instanceof RangeRefused) this.rewind();
+      throw error;
+    });
     const { status, headers } = answer.response;
     if (status === 206 ? !headers.get("content-range")?.startsWith(`bytes ${this.have}-`) : this.have > 0) {
       // The whole file instead of its rest.

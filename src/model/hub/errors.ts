@@ -26,3 +26,6 @@ export class TransientError extends Error {
     super(message);
   }
 }
+
+/** The server has no such rest of the file: only all of it can be asked for. */
+export class RangeRefused extends TransientError {}

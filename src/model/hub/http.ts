@@ -17,6 +17,7 @@ const REASONS: readonly (readonly [RegExp, string])[] = [
   [/ECONNRESET|ConnectionReset/, "the connection was reset"],
   [/ConnectionClosed/, "the connection was closed"],
   [/ENOTFOUND|EAI_AGAIN|DNS|getaddrinfo/i, "the name is not known (DNS)"],
+  [/Malformed_HTTP/, "the answer is not HTTP"],
   [/FailedToOpenSocket|EHOSTUNREACH|ENETUNREACH/, "the address cannot be reached"],
 ];
 
@@ -26,7 +27,8 @@ const CERTIFICATE = /CERT|certificate|SELF_SIGNED|UNABLE_TO_(?:VERIFY|GET_ISSUER
 export function networkReason(error: unknown): string {
   const { code = "", message = String(error) } = error as { code?: string; message?: string };
   const known = REASONS.find(([pattern]) => pattern.test(code) || pattern.test(message));
-  return known?.[1] ?? message;
+  // Hints of the HTTP client for programmers.
+  return known?.[1] ?? message.replace(/\.? (For more information|Is the computer)[^]*$/, "");
 }
 
 /** Waits; @throws the signal's reason when it is raised first. */

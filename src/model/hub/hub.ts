@@ -104,6 +104,14 @@ function onlyGguf(snapshot: string): string | null {
   }
 }
 
+/** @returns bytes that are free; null = nobody can tell. @throws HubError when a download of `needed` bytes would not leave the spare ones */
+export function requireRoom(cache: RepoCache, needed: number, name: string): number | null {
+  const free = cache.freeBytes();
+  if (free !== null && needed > 0 && needed + SPARE_BYTES > free)
+    throw new HubError("local", `${name}: ${bytesText(needed)} are still to be downloaded, but only ${bytesText(free)} are free in ${cache.root} (HF_HUB_CACHE)${needed > free ? "" : `, of which ${bytesText(SPARE_BYTES)} must stay free`}`);
+  return free;
+}
+
 /** One model on its way into the cache: settings first, so that a model which cannot be served is refused before its weights are on the line. */
 class Download {
   private readonly names: ReadonlySet<string>;
@@ -148,7 +156,8 @@ class Download {
 
   private async bring(paths: readonly string[]): Promise<void> {
     const { client, cache, listing } = this;
-    const absent = paths.filter((path) => !cache.has(listing.commit, path));
+    // One of another length than the listing tells was cut by something else.
+    const absent = paths.filter((path) => !cache.has(listing.commit, path, listing.files.get(path)?.size));
     if (absent.length === 0) return;
     const files = await inParallel(absent, client, (path, worker) => worker.head(listing.commit, path, listing.files.get(path)));
     try {
@@ -175,9 +184,7 @@ class Download {
     let there = 0;
     for (const file of blobs) there += await leftover(cache, file);
     const needed = total - there;
-    const free = cache.freeBytes();
-    if (free !== null && needed + SPARE_BYTES > free)
-      throw new HubError("local", `${client.name}: ${bytesText(needed)} are still to be downloaded, but only ${bytesText(free)} are free in ${cache.root} (HF_HUB_CACHE)`);
+    requireRoom(cache, needed, client.name);
     const progress = new Progress(client.reference.repo, total, blobs.length, this.output);
     progress.start();
     let complete = false;

@@ -1,10 +1,9 @@
 import type { HubEnvironment } from "../../config/engine-config.ts";
 import { isCommit, RepoCache } from "./cache.ts";
 import { HubClient, type RetryPolicy } from "./client.ts";
-import { leftover } from "./download.ts";
+import { diskError, leftover } from "./download.ts";
 import { HubError } from "./errors.ts";
-import { cachedAt, inParallel } from "./hub.ts";
-import { bytesText } from "./progress.ts";
+import { cachedAt, inParallel, requireRoom } from "./hub.ts";
 import { type RepoReference, referenceText } from "./reference.ts";
 import { ggufOf, INDEX, settingsOf, SINGLE } from "./select.ts";
 
@@ -12,7 +11,8 @@ import { ggufOf, INDEX, settingsOf, SINGLE } from "./select.ts";
 export type Probe = { path: string; note: string | null } | { path: null; bytes: number; files: number; freeBytes: number | null };
 
 const ONE_TRY: RetryPolicy = { tries: 1, firstPauseMs: 0 };
-const SHARD = /^model-\d+-of-\d+\.safetensors$/;
+/** As almost everybody names them, and any other name. */
+const SHARDS = [/^model-\d+-of-\d+\.safetensors$/, /^[^/]+\.safetensors$/];
 
 /** Looks at cache and hub as a start would, once, without writing anything. @throws HubError for what a start would end with */
 export async function probeModel(reference: RepoReference, env: HubEnvironment, signal: AbortSignal): Promise<Probe> {
@@ -33,14 +33,18 @@ export async function probeModel(reference: RepoReference, env: HubEnvironment, 
     if (gguf && "problem" in gguf) throw new HubError("missing", `${name}: ${gguf.problem}`);
     if (!gguf && !names.has("tokenizer.json")) throw new HubError("missing", `${name}: the repo has no tokenizer.json, which a model directory needs`);
     // The index is not read here; shards are told by their names.
-    const weights = names.has(SINGLE) ? [SINGLE] : [...names].filter((file) => SHARD.test(file));
-    if (!gguf && weights.length === 0) throw new HubError("missing", `${name}: ${INDEX} is there, but no model-….safetensors`);
-    const wanted = (gguf ? [gguf.file] : [...settingsOf(names), ...weights]).filter((file) => !cache.has(commit, file));
+    const weights = names.has(SINGLE) ? [SINGLE] : (SHARDS.map((shard) => [...names].filter((file) => shard.test(file))).find((found) => found.length > 0) ?? []);
+    if (!gguf && weights.length === 0) throw new HubError("missing", `${name}: ${INDEX} is there, but no .safetensors file that it could name`);
+    const wanted = (gguf ? [gguf.file] : [...settingsOf(names), ...weights]).filter((file) => !cache.has(commit, file, files.get(file)?.size));
     const remote = (await inParallel(wanted, client, (file, worker) => worker.head(commit, file, files.get(file)))).filter((file) => !cache.hasBlob(file.etag, file.size));
     let bytes = 0;
     for (const file of remote) bytes += file.size - (await leftover(cache, file));
-    const freeBytes = cache.freeBytes();
-    if (freeBytes !== null && bytes > freeBytes) throw new HubError("local", `${name}: ${bytesText(bytes)} are to be downloaded, but only ${bytesText(freeBytes)} are free in ${env.cacheDir} (HF_HUB_CACHE)`);
+    const freeBytes = requireRoom(cache, bytes, name);
+    try {
+      cache.requireWritable();
+    } catch (error) {
+      throw diskError(client, cache, "its folder", error);
+    }
     return { path: null, bytes, files: remote.length, freeBytes };
   } catch (error) {
     if (cached.path === null || !(error instanceof HubError) || error.kind === "missing") throw error;

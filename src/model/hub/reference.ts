@@ -26,6 +26,7 @@ const PATH_LIKE = /^[./~]|\/$|\\|\/.*\/|\.(gguf|safetensors|json|bin)$/i;
 export function parseReference(model: string): RepoReference | null {
   if (!model.includes("\0") && existsSync(model)) return null;
   const [, repo, revision, file] = REFERENCE.exec(model) ?? [];
+  if (/^\w+:\/\//.test(model)) throw new HubError("local", `--model: "${model}" is an address; expected the repo id alone, such as org/name`);
   const head = model.split(/[@:]/, 1)[0]!;
   if (PATH_LIKE.test(repo ?? head) || model === "") throw new HubError("local", `--model: "${model}" does not exist; expected a model directory, a .gguf file, or a repo id such as org/name`);
   if (repo === undefined || repo.includes("--") || repo.includes("..") || repo.endsWith(".git"))

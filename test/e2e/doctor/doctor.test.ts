@@ -1,5 +1,5 @@
 import { afterAll, beforeAll, describe, expect, test } from "bun:test";
-import { chmodSync, copyFileSync, cpSync, mkdirSync, mkdtempSync, readdirSync, readFileSync, rmSync, truncateSync, utimesSync, writeFileSync } from "node:fs";
+import { chmodSync, copyFileSync, cpSync, mkdirSync, mkdtempSync, readdirSync, readFileSync, rmSync, symlinkSync, truncateSync, utimesSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { EtcdServer, hasEtcd } from "../../support/etcd-server.ts";
@@ -157,6 +157,11 @@ describe("what is wrong is named by its check", () => {
       writeFileSync(join(home, "kv-file"), "");
       return { DYN_FILE_KV: join(home, "kv-file") };
     })],
+    ["a link to nowhere where the discovery directory should be", "discovery", /DYN_FILE_KV: .* is a link that leads nowhere/, ask(() => [], () => {
+      symlinkSync("nowhere", join(home, "kv-link"));
+      return { DYN_FILE_KV: join(home, "kv-link") };
+    })],
+    ["a place where nothing can be made", "discovery-rights", /^ENOENT: /, ask(() => [], () => ({ DYN_FILE_KV: "/proc/kv" }))],
     ["etcd that is not there", "discovery", /127\.0\.0\.1:1/, ask(() => [], () => ({ DYN_DISCOVERY_BACKEND: "etcd", ETCD_ENDPOINTS: "http://127.0.0.1:1" }))],
     ["nats-server that is not there", "nats", /NATS_SERVER: cannot connect to/, ask(() => [], () => ({ DYN_EVENT_PLANE: "nats", NATS_SERVER: "nats://127.0.0.1:1" }))],
     ["Kubernetes without a pod's name", "discovery", /POD_NAME is not set/, ask(() => [], () => ({ DYN_DISCOVERY_BACKEND: "kubernetes" }))],
@@ -192,6 +197,18 @@ os.execvpe(sys.argv[1], sys.argv[1:], os.environ)`;
     await process.exit();
     const { checks } = JSON.parse(process.stdout) as { checks: Finding[] };
     expect(checks.filter(({ status }) => status === "failed").map(({ id, detail }) => [id, detail])).toEqual([["discovery-rights", expect.stringContaining("permission denied")]]);
+  });
+
+  test("a nats-server of an odd version, and a password in an address: one JSON object, without the password", async () => {
+    const odd = Bun.listen({ hostname: "127.0.0.1", port: 0, socket: { open: (socket) => void socket.write('INFO {"server_id":"x","version":"2.10","max_payload":1048576,"headers":true}\r\n'), data: () => {} } });
+    try {
+      expect((await findings(["dynamo"], { ...well(), DYN_REQUEST_PLANE: "nats", NATS_SERVER: `nats://127.0.0.1:${odd.port}` })).bad).toEqual(["nats"]);
+    } finally {
+      odd.stop(true);
+    }
+    const { out, err } = await doctor(["dynamo", "--json"], { ...well(), DYN_DISCOVERY_BACKEND: "etcd", ETCD_ENDPOINTS: "http://root:sesame@127.0.0.1:1" });
+    expect(JSON.parse(out).checks.find(({ id }: Finding) => id === "discovery")).toMatchObject({ status: "failed", detail: expect.stringContaining("ETCD_ENDPOINTS: expected addresses without a user name and password") });
+    expect(out + err).not.toContain("sesame");
   });
 
   test("a clock that is off: clock", async () => {
@@ -245,7 +262,7 @@ os.execvpe(sys.argv[1], sys.argv[1:], os.environ)`;
     hub.fault = ({ method, path }, response) => method === "HEAD" && path.endsWith("config.json") && !!response.writeHead(200, { ETag: '"x"', "X-Linked-Size": "900000000000000" }).end();
     const full = await findings(["--model", "acme/tiny"], env);
     expect(full.bad).toEqual(["model"]);
-    expect(full.checks.find(({ id }) => id === "model")?.detail).toContain("are to be downloaded, but only");
+    expect(full.checks.find(({ id }) => id === "model")?.detail).toContain("are still to be downloaded, but only");
   });
 
   test("records that others have left do not look alive", async () => {
@@ -263,6 +280,7 @@ os.execvpe(sys.argv[1], sys.argv[1:], os.environ)`;
       expect([code, err]).toEqual([2, expect.stringContaining(words)]);
       expect(JSON.parse(out)).toMatchObject({ ok: false, checks: [{ id: "config", status: "failed", detail: expect.stringContaining(words) }] });
     }
+    expect(await doctor(["--json=1"], well())).toMatchObject({ code: 2, err: "error: --json=1: --json takes no value\n" });
     expect((await findings([], { ...well(), DYN_LORA_ENABLED: "true" })).bad).toEqual(["config"]);
   });
 });

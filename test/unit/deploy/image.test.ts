@@ -18,6 +18,8 @@ describe("the Dockerfile and the script that assembles its tree", () => {
     ["a user", "STOPSIGNAL", "USER 10001\nSTOPSIGNAL"],
     ["another stop signal", "STOPSIGNAL SIGTERM", "STOPSIGNAL SIGKILL"],
     ["a tree made otherwise", "RUN node scripts/image.mjs --into /rootfs", "RUN cp -a dist /rootfs"],
+    ["no CUDA library", 'ARG TASKS="all cuda"', "ARG TASKS=all"],
+    ["no pip for the CUDA compiler", " python3-pip", ""],
     ["a step in the last stage", "STOPSIGNAL", "RUN true\nSTOPSIGNAL"],
   ];
   for (const [name, from, to] of changes)

@@ -55,6 +55,17 @@ describe("the lint of the manifests", () => {
     expect(changed("network-policy.yaml", /^ {6}ports:\n {8}- protocol: TCP\n {10}port: 1\n {10}endPort: 65535\n/m, "")).toEqual(["kv-transfer"]);
     expect(changed("network-policy.yaml", /^---[\s\S]*/m, "")).toEqual(["kv-transfer"]);
     expect(changed("network-policy.yaml", "kubernetes.io/metadata.name: monitoring", "kubernetes.io/metadata.name: default")).toEqual(["kv-transfer"]);
+    expect(changed("network-policy.yaml", "name: layerscale-disagg-decode", "name: layerscale-disagg-prefill")).toEqual(["kv-transfer"]);
+    expect(changed("network-policy.yaml", "name: layerscale-disagg-decode", "name: layerscale-disagg-decode\n  namespace: other")).toEqual(["kv-transfer"]);
+    for (const more of ["team: x\n", "kubernetes.io/metadata.name: y\n"]) expect(changed("network-policy.yaml", "app.kubernetes.io/component: prefill\n", `app.kubernetes.io/component: prefill\n      ${more}`)).toEqual(["kv-transfer"]);
+    expect(changed("network-policy.yaml", "  podSelector:\n", "  podSelector:\n    matchExpressions:\n      - {key: x, operator: Exists}\n")).toEqual(["kv-transfer"]);
+    expect(changed("network-policy.yaml", "        - namespaceSelector:\n", "        - podSelector: {}\n          namespaceSelector:\n")).toEqual(["kv-transfer"]);
+    expect(changed("network-policy.yaml", "        - namespaceSelector:\n", "        - ipBlock: {cidr: 0.0.0.0/0}\n        - namespaceSelector:\n")).toEqual(["kv-transfer"]);
+    expect(changed("network-policy.yaml", "  policyTypes:\n", "  egress: []\n  policyTypes:\n")).toEqual(["kv-transfer"]);
+    expect(changed("pod-monitor.yaml", "  selector:\n", "  selector:\n    matchLabels: {a: b}\n")).toEqual(["pod-monitor"]);
+    expect(changed("pod-monitor.yaml", "  podMetricsEndpoints:\n", "  namespaceSelector: {matchNames: [other]}\n  podMetricsEndpoints:\n")).toEqual(["pod-monitor"]);
+    expect(changed("pod-monitor.yaml", "interval: 15s", "interval: 15")).toEqual(["pod-monitor"]);
+    expect(changed("pod-monitor.yaml", "path: /metrics\n", "path: /metrics\n      scheme: https\n")).toEqual(["pod-monitor"]);
     expect(changed("pod-monitor.yaml", "layerscale-disagg", "layerscale-disag")).toEqual(["pod-monitor"]);
     expect(changed("pod-monitor.yaml", "port: system", "port: metrics")).toEqual(["pod-monitor"]);
     expect(changed("pod-monitor.yaml", "path: /metrics", "path: /metric")).toEqual(["pod-monitor"]);

@@ -85,7 +85,8 @@ export class EtcdGateway {
           return answer;
         } catch (error) {
           if (error instanceof EtcdError && !(error.code !== null && TRANSIENT.has(error.code))) throw error;
-          failures.push(`${endpoint}: ${(error as Error).message}`);
+          // Without the HTTP client's hints for programmers.
+          failures.push(`${endpoint}: ${(error as Error).message.replace(/[.:]? (For more information|Is the computer|Was there a typo)[^]*$/, "")}`);
           hopeless &&= TLS_REFUSALS.test(String((error as NodeJS.ErrnoException).code));
         }
       }

@@ -33,7 +33,9 @@ function pem(variable: string, value: string | null): string | null {
 function origin(endpoint: string, tls: boolean): string {
   const url = endpoint.includes("://") ? endpoint : `${tls ? "https" : "http"}://${endpoint}`;
   const parsed = URL.canParse(url) ? new URL(url) : null;
-  if (parsed === null || !["http:", "https:"].includes(parsed.protocol) || (parsed.pathname !== "/" && parsed.pathname !== "") || parsed.search !== "" || parsed.username !== "")
+  // What stands there may be a password.
+  if (parsed !== null && (parsed.username !== "" || parsed.password !== "")) throw new UsageError("ETCD_ENDPOINTS: expected addresses without a user name and password, which ETCD_AUTH_USERNAME and ETCD_AUTH_PASSWORD are for");
+  if (parsed === null || !["http:", "https:"].includes(parsed.protocol) || (parsed.pathname !== "/" && parsed.pathname !== "") || parsed.search !== "")
     throw new UsageError(`ETCD_ENDPOINTS: expected http://host:port or https://host:port, got "${endpoint}"`);
   return parsed.origin;
 }

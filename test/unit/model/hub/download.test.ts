@@ -164,6 +164,29 @@ describe("a transfer that is interrupted", () => {
     expect(lstatSync(join(path, "tokenizer.json")).isSymbolicLink()).toBe(true);
   });
 
+  test("a blob that something cut behind its link is told by the listing, and mended", async () => {
+    await using at = await hubAndCache();
+    const path = await at.fetched();
+    truncateSync(at.blob(at.repo.files.get(shard)!.etag), 100);
+    truncateSync(at.blob(at.repo.files.get("config.json")!.etag), 10);
+    // A file system without links has copies in the snapshot.
+    rmSync(join(path, "tokenizer.json"));
+    writeFileSync(join(path, "tokenizer.json"), "{");
+    expectWhole(await at.fetched());
+  });
+
+  test("a server that has no rest of the file sends all of it again", async () => {
+    for (const [name, origin] of [[shard, "files"], ["config.json", "hub"]] as const) {
+      await using at = await hubAndCache();
+      const file = at.repo.files.get(name)!;
+      mkdirSync(join(at.folder, "blobs"), { recursive: true });
+      writeFileSync(`${at.blob(file.etag)}.incomplete`, file.bytes.subarray(0, 100));
+      at.hub.fault = (asked, response) => asked.origin === origin && asked.range !== null && !!response.writeHead(416, { "Content-Range": "bytes */50" }).end();
+      expectWhole(await at.fetched());
+      expect(at.hub.asked.some(({ range }) => range === "bytes=100-")).toBe(true);
+    }
+  });
+
   test("the signal ends it at once; the next start goes on", async () => {
     await using at = await hubAndCache();
     at.hub.pace = { bytes: 5000, ms: 5 };

@@ -36,6 +36,10 @@ describe("what --model means", () => {
     expect(() => parseReference(text)).toThrow("expected a .gguf file behind the colon");
   });
 
+  test("an address is told as one", () => {
+    for (const text of ["https://huggingface.co/acme/x", "hf://acme/x"]) expect(() => parseReference(text)).toThrow(`--model: "${text}" is an address; expected the repo id alone`);
+  });
+
   test("what exists wins", () => {
     const before = process.cwd();
     process.chdir(scratch);
@@ -69,6 +73,9 @@ describe("variables", () => {
     expect(read({ HUGGING_FACE_HUB_TOKEN: "old", HF_TOKEN: " hf_x\n" }).token).toBe("hf_x");
     expect(read({ HF_ENDPOINT: "https://mirror/hf//" }).endpoint).toBe("https://mirror/hf");
     expect(() => read({ HF_ENDPOINT: "mirror" })).toThrow('HF_ENDPOINT: expected an http:// or https:// address, got "mirror"');
+    expect(read({ HF_ENDPOINT: " https://mirror/hf " }).endpoint).toBe("https://mirror/hf");
+    expect(() => read({ HF_ENDPOINT: "https://mirror/?a=b" })).toThrow("HF_ENDPOINT: expected an address without ? and #");
+    expect(() => read({ HF_ENDPOINT: "https://me:sesame@mirror" })).toThrow(/^HF_ENDPOINT: expected an address without a user name and password(?!.*sesame)/);
     expect(() => read({ HF_TOKEN: "two words" })).toThrow(/^HF_TOKEN: expected a token(?!.*two words)/);
     expect(() => read({ HF_HUB_OFFLINE: "perhaps" })).toThrow("HF_HUB_OFFLINE: expected true or false");
   });

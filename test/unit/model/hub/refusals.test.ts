@@ -1,8 +1,14 @@
 import { describe, expect, test } from "bun:test";
 import { existsSync, mkdirSync, readdirSync, readFileSync, symlinkSync, writeFileSync } from "node:fs";
 import { createServer } from "node:http";
-import type { AddressInfo } from "node:net";
+import { type AddressInfo, createServer as createConnectionServer } from "node:net";
 import { join } from "node:path";
+import { gzipSync } from "node:zlib";
+import { RepoCache } from "../../../../src/model/hub/cache.ts";
+import { HubClient } from "../../../../src/model/hub/client.ts";
+import { requireRoom } from "../../../../src/model/hub/hub.ts";
+import { probeModel } from "../../../../src/model/hub/probe.ts";
+import { parseReference } from "../../../../src/model/hub/reference.ts";
 import type { Fault } from "../../../support/hub-server.ts";
 import { hubAndCache, keepLogs, logged, MODEL, refusal, REPO, SHARDS } from "./support.ts";
 
@@ -35,6 +41,10 @@ describe("who may read a repo", () => {
     for (const { origin, authorization } of at.hub.asked) expect([origin, authorization]).toEqual([origin, origin === "hub" ? "Bearer hf_good" : null]);
     expect(at.hub.asked.some(({ origin }) => origin === "files")).toBe(true);
     expect(logged.join()).not.toContain("hf_good");
+    writeFileSync(at.environment.tokenPath, "two words");
+    expect(await refusal(at.fetched(`${REPO}@v9`))).toContain("is private and needs HF_TOKEN");
+    expect(logged.filter((line) => line.includes("the token file holds no token")).length).toBe(1);
+    expect(logged.join()).not.toContain("two words");
     writeFileSync(at.environment.tokenPath, "hf_other");
     expect(await refusal(at.fetched(`${REPO}@v9`))).toContain("no access");
     expect(await refusal(at.fetched(`${REPO}@v9`, {}, { token: "hf_good" }))).toContain("no revision");
@@ -113,6 +123,20 @@ describe("a hub that does not answer as it should", () => {
     expect(await refusal(at.fetched(REPO, {}, { stallSeconds: 0.2 }))).toMatch(/: model-0000\d-of-00002\.safetensors: 127\.0\.0\.1:\d+ sent nothing for 0\.2 s \(3 tries\); the download goes on from there/);
   });
 
+  test("a listing that drips for ever, and what is no HTTP", async () => {
+    await using at = await hubAndCache();
+    at.hub.fault = ({ path }, response) => {
+      if (!path.startsWith("/api/")) return false;
+      response.on("close", clearInterval.bind(null, setInterval(() => response.write(" "), 5)));
+      return !!response.writeHead(200);
+    };
+    const listing = new HubClient(parseReference(REPO)!, at.environment, new AbortController().signal, { tries: 3, firstPauseMs: 1 }, 50).listing();
+    expect(await refusal(listing.then(() => ""))).toMatch(/listing of the repo: 127\.0\.0\.1:\d+ has not sent all of it within 0\.05 s$/);
+    await using noise = Object.assign(createConnectionServer((socket) => void socket.once("data", () => socket.end(Buffer.alloc(200, 0xff)))), { [Symbol.asyncDispose]: async () => void noise.close() });
+    await new Promise<void>((resolve) => noise.listen(0, "127.0.0.1", resolve));
+    expect(await refusal(at.fetched(`${REPO}@other`, {}, { endpoint: `http://127.0.0.1:${(noise.address() as AddressInfo).port}` }))).toMatch(/: the answer is not HTTP \(3 tries\)$/);
+  });
+
   test("a certificate nobody trusts is told at once", async () => {
     await using at = await hubAndCache();
     const folder = join(at.environment.cacheDir, "..", "tls");
@@ -151,6 +175,7 @@ describe("a hub that does not answer as it should", () => {
     expect(await refusal(at.fetched())).toContain("answers 418, expected a hub");
     at.hub.fault = (asked, response) => !!response.writeHead(302, { Location: asked.path }).end();
     expect(await refusal(at.fetched())).toContain("more than 8 redirects");
+    at.hub.tellsBlobs = false;
     at.hub.fault = ({ path, method }, response) => path.endsWith(shard) && method === "HEAD" && !!response.writeHead(200, { "Content-Length": "5" }).end();
     expect(await refusal(at.fetched())).toContain(`does not tell an etag of ${shard}, as a hub does`);
     at.hub.fault = ({ path, method }, response) => path.endsWith(shard) && method === "HEAD" && !!response.writeHead(200, { ETag: '"../../../x"', "Content-Length": "5" }).end();
@@ -180,6 +205,31 @@ describe("a hub that does not answer as it should", () => {
     expect(existsSync(other.blob(small.etag))).toBe(false);
     expect(readFileSync(`${other.blob(small.etag)}.incomplete`).length).toBe(0);
     expect(existsSync(join(other.folder, "refs/main"))).toBe(false);
+  });
+
+  test("an etag of a mirror's own: the hash of the listing counts; one in capitals is a hash", async () => {
+    for (const [name, etag] of [[shard, "mirror-1"], ["config.json", "mirror-1"], ["config.json", null]] as const) {
+      await using at = await hubAndCache();
+      const file = at.repo.files.get(name)!;
+      let wrong = true;
+      at.hub.fault = ({ method, path }, response) => {
+        if (!path.endsWith(`/${name}`)) return false;
+        response.writeHead(200, { ETag: `"${etag ?? file.etag.toUpperCase()}"`, "Content-Length": String(file.bytes.length) });
+        return !!response.end(method === "HEAD" ? undefined : wrong ? Buffer.alloc(file.bytes.length, 32) : file.bytes);
+      };
+      expect(await refusal(at.fetched())).toContain(`${name}: the bytes do not match the checksum ${file.etag} that the hub gives, twice`);
+      wrong = false;
+      expect(readFileSync(join(await at.fetched(), name)).equals(file.bytes)).toBe(true);
+    }
+  });
+
+  test("a proxy that compresses: its length is not the file's", async () => {
+    await using at = await hubAndCache();
+    const file = at.repo.files.get("config.json")!;
+    const packed = gzipSync(file.bytes);
+    at.hub.fault = ({ method, path }, response) =>
+      path.endsWith("/config.json") && !!response.writeHead(200, { ETag: `W/"${file.etag}"`, "Content-Encoding": "gzip", "Content-Length": String(packed.length) }).end(method === "HEAD" ? undefined : packed);
+    expect(readFileSync(join(await at.fetched(), "config.json")).equals(file.bytes)).toBe(true);
   });
 
   test("more bytes than were announced", async () => {
@@ -225,6 +275,13 @@ describe("the disk", () => {
     expect(at.hub.asked.some(({ origin }) => origin === "files")).toBe(false);
   });
 
+  test("room for the download alone is not enough", async () => {
+    await using at = await hubAndCache();
+    const cache = new RepoCache(at.environment.cacheDir, REPO);
+    expect(() => requireRoom(cache, cache.freeBytes()! - (32 << 20), "x")).toThrow(/^x: .* are still to be downloaded, but only .* are free in .*\(HF_HUB_CACHE\), of which 67\.1 MB must stay free$/);
+    expect(() => requireRoom(cache, 0, "x")).not.toThrow();
+  });
+
   test("that fills up on the way", async () => {
     await using at = await hubAndCache();
     mkdirSync(join(at.folder, "blobs"), { recursive: true });
@@ -235,6 +292,8 @@ describe("the disk", () => {
   test("that is no place for a cache", async () => {
     await using at = await hubAndCache();
     writeFileSync(join(at.environment.cacheDir, "..", "..", "file"), "");
-    expect(await refusal(at.fetched(REPO, {}, { cacheDir: join(at.environment.cacheDir, "..", "..", "file") }))).toMatch(/its folder in .*file \(HF_HUB_CACHE\): it cannot be written \(ENOTDIR/);
+    const [cacheDir, words] = [join(at.environment.cacheDir, "..", "..", "file"), /its folder in .*file \(HF_HUB_CACHE\): it cannot be written \(ENOTDIR/];
+    expect(await refusal(at.fetched(REPO, {}, { cacheDir }))).toMatch(words);
+    expect(await refusal(probeModel(parseReference(REPO)!, { ...at.environment, cacheDir }, new AbortController().signal).then(() => ""))).toMatch(words);
   });
 });
