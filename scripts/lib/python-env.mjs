@@ -3,7 +3,7 @@ import { existsSync, mkdirSync, renameSync, rmSync, writeFileSync } from "node:f
 import { join } from "node:path";
 import { cacheDir } from "./paths.mjs";
 import { contentHash } from "./paths.mjs";
-import { output, run, say } from "./run.mjs";
+import { output, run, runShowing, say } from "./run.mjs";
 
 /** The release that the worker is written for, then those whose frontends it is tested with too. */
 export const DYNAMO_VERSIONS = ["1.5.0", "1.5.1", "1.6.1"];
@@ -14,6 +14,13 @@ const LIBRARIES = ["aiohttp", "kubernetes>=32.0.1,<33", "msgspec", "prometheus-c
 
 const homeOf = (version) => join(cacheDir, "venv", `dynamo-${contentHash([], [...dynamo(version), ...LIBRARIES])}`);
 const pythonOf = (home) => join(home, "bin", "python");
+
+/** What pip says that takes long: each file that it gets, and the copying at the end. */
+function progress(line) {
+  const file = /^\s*(?:Downloading|Using cached) (?:\S*\/)?([^\s/]+) \(([^)]+)\)/.exec(line);
+  if (file) return `${file[1]} (${file[2]})`;
+  return line.startsWith("Installing collected packages") ? "copying files" : null;
+}
 
 /** Path of the environment's python; made once per list of versions. */
 export async function ensureDynamoVenv(version = DYNAMO_VERSIONS[0]) {
@@ -26,7 +33,7 @@ export async function ensureDynamoVenv(version = DYNAMO_VERSIONS[0]) {
   rmSync(home, { recursive: true, force: true });
   mkdirSync(join(cacheDir, "venv"), { recursive: true });
   await run(base, ["-m", "venv", home]);
-  const pip = (...args) => run(python, ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", ...args]);
+  const pip = (...args) => runShowing(python, ["-m", "pip", "install", "--progress-bar=off", "--disable-pip-version-check", ...args], progress);
   await pip("--no-deps", ...dynamo(version));
   // Dynamo names libraries that its frontend does without; pip would call that a conflict.
   await pip("--no-warn-conflicts", ...LIBRARIES);
