@@ -33,17 +33,27 @@ ls_cpu_object_library(ls_cuda_test_cpu ${LS_CPU_DIR}/sampler.cpp ${LS_CPU_DIR}/o
 set(LS_CUDA_TEST_CPU $<TARGET_OBJECTS:ls_cuda_test_cpu> $<TARGET_OBJECTS:ls_cpu_avx2> $<TARGET_OBJECTS:ls_cpu_avx512>)
 
 add_custom_target(cuda_tests)
+
+# Stands in for NCCL over the simulator; loaded by path, as the real one is by name.
+foreach(variant fake_nccl fake_nccl_incomplete)
+  add_library(${variant} SHARED ${LS_CUDA_DIR}/test/nccl/fake_nccl.cpp)
+  target_include_directories(${variant} PRIVATE ${LS_CUDA_DIR}/test)
+  target_link_libraries(${variant} PRIVATE Threads::Threads)
+  add_dependencies(cuda_tests ${variant})
+endforeach()
+target_compile_definitions(fake_nccl_incomplete PRIVATE FAKE_NCCL_INCOMPLETE)
 foreach(source ${LS_CUDA_TESTS})
   get_filename_component(name ${source} NAME_WE)
   add_executable(cuda_${name} ${source} ${LS_CUDA_TEST_SUPPORT} $<TARGET_OBJECTS:layerscale_core> ${LS_CUDA_SIM_OBJECTS} ${LS_CUDA_TEST_CPU})
   target_include_directories(cuda_${name} SYSTEM PRIVATE ${LS_CUDA_TOOLKIT}/include)
   target_include_directories(cuda_${name} PRIVATE ${CMAKE_CURRENT_SOURCE_DIR} ${CMAKE_CURRENT_SOURCE_DIR}/test ${LS_CUDA_DIR})
-  target_link_libraries(cuda_${name} PRIVATE layerscale_test_main Threads::Threads)
+  target_link_libraries(cuda_${name} PRIVATE layerscale_test_main Threads::Threads ${CMAKE_DL_LIBS})
   add_dependencies(cuda_tests cuda_${name})
   add_test(NAME cuda_${name} COMMAND cuda_${name})
 endforeach()
 
 ls_device_library(layerscale_cuda_sim ${LS_CUDA_SIM_OBJECTS})
+target_link_libraries(layerscale_cuda_sim PRIVATE ${CMAKE_DL_LIBS})
 add_dependencies(cuda_tests layerscale_cuda_sim)
 
 # nvcc, one call a kernel file for all architectures. What ptxas says of registers and spills is kept beside the object.

@@ -48,7 +48,9 @@ void device_free(void *memory);
 // Page-locked host memory, reachable by every device.
 Status host_alloc(size_t bytes, void **out);
 void host_free(void *memory);
-// Lets kernels on `device` reach memory of `peer`. Fine when it is so already.
+// Whether kernels on `device` can be let reach memory of `peer`.
+Status peer_possible(int device, int peer, bool &possible);
+// Lets them. Fine when it is so already.
 Status enable_peer(int device, int peer);
 
 // Streams wait for no other stream, the legacy default one included.

@@ -102,11 +102,15 @@ void host_free(void *memory) {
   if (memory != nullptr) cudaFreeHost(memory);
 }
 
+Status peer_possible(int device, int peer, bool &possible) {
+  int can = 0;
+  Status status = check(cudaDeviceCanAccessPeer(&can, device, peer), "cudaDeviceCanAccessPeer");
+  possible = can != 0;
+  return status;
+}
+
 Status enable_peer(int device, int peer) {
   if (Status status = use_device(device); !status.ok()) return status;
-  int possible = 0;
-  if (Status status = check(cudaDeviceCanAccessPeer(&possible, device, peer), "cudaDeviceCanAccessPeer"); !status.ok()) return status;
-  if (!possible) return Status::fail(LS_UNSUPPORTED, "GPU " + std::to_string(device) + " cannot reach the memory of GPU " + std::to_string(peer));
   const cudaError_t error = cudaDeviceEnablePeerAccess(peer, 0);
   if (error != cudaErrorPeerAccessAlreadyEnabled) return check(error, "cudaDeviceEnablePeerAccess");
   cudaGetLastError();

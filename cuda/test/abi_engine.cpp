@@ -170,10 +170,15 @@ int32_t AbiEngine::call(int32_t code, const char *what) const {
 AbiEngine::AbiEngine(const Api &api, const TinyModel &model, uint32_t kv_dtype, uint32_t pages, uint32_t ranks) : api_(api), result_(LS_RESULT_HEADER_WORDS + 64 * (LS_RESULT_ROW_WORDS + 2 * LS_MAX_LOGPROBS)) {
   const ls_config config = model.config(kv_dtype, ranks);
   call(api.engine_create(&config, model.inv_freq.data(), &engine_), "ls_engine_create");
-  const int32_t file = call(api.weights_map(engine_, model.path.c_str(), model.bytes), "ls_weights_map");
-  for (const TinyModel::Tensor &t : model.tensors) call(api.weights_set(engine_, t.id, static_cast<uint32_t>(file), t.offset, t.bytes, t.dtype, t.rows, t.cols), "ls_weights_set");
-  call(api.weights_finish(engine_), "ls_weights_finish");
-  call(api.pool_create(engine_, pages), "ls_pool_create");
+  try {
+    const int32_t file = call(api.weights_map(engine_, model.path.c_str(), model.bytes), "ls_weights_map");
+    for (const TinyModel::Tensor &t : model.tensors) call(api.weights_set(engine_, t.id, static_cast<uint32_t>(file), t.offset, t.bytes, t.dtype, t.rows, t.cols), "ls_weights_set");
+    call(api.weights_finish(engine_), "ls_weights_finish");
+    call(api.pool_create(engine_, pages), "ls_pool_create");
+  } catch (...) {
+    api.engine_destroy(engine_);
+    throw;
+  }
 }
 
 AbiEngine::~AbiEngine() { api_.engine_destroy(engine_); }
