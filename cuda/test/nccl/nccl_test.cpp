@@ -5,11 +5,11 @@
 
 #include <cstdlib>
 
-#include "../nccl.h"
-#include "../sim/record.h"
 #include "abi_engine.h"
 #include "check.h"
 #include "fake_nccl.h"
+#include "nccl.h"
+#include "sim/record.h"
 
 using namespace ls::test;
 
