@@ -109,7 +109,10 @@ async function cudaTests(): Promise<void> {
   await cuda();
   const { folder, toolkit } = await cudaTree(["cuda_tests", "layerscale_cuda"]);
   toDist(folder, "liblayerscale_cuda_sim.so");
-  const tests = (await ctests(folder)).filter(({ name }) => /^(cuda_|exports_layerscale_cuda)/.test(name));
+  const tests = await ctests(folder, /^(cuda_|exports_layerscale_cuda)/);
+  // Host code and kernels once more under the sanitizers, whose fibers they know.
+  const sanitized = await cmakeBuild("cuda-sanitize", [`-DLS_CUDA_TOOLKIT=${toolkit}`, "-DLS_SANITIZE=ON"], ["cuda_tests", "layerscale_cpu"], cudaSources);
+  for (const { name, command } of await ctests(sanitized, /^cuda_/)) tests.push({ name: `${name} sanitized`, command });
   tests.push({ name: "machine code", command: ["node", join(root, "scripts", "cuda-report.mjs"), "check", folder, toolkit] });
   writeFileSync(join(dist, "native-tests-cuda.json"), JSON.stringify(tests, null, 1));
 }
@@ -121,9 +124,10 @@ async function nativeTests(flavour: "release" | "sanitize"): Promise<void> {
   writeFileSync(join(dist, `native-tests-${flavour}.json`), JSON.stringify(await ctests(folder), null, 1));
 }
 
-async function ctests(folder: string): Promise<{ name: string; command: string[] }[]> {
+/** Of a tree, those of this name; others may not be built. */
+async function ctests(folder: string, wanted = /^/): Promise<{ name: string; command: string[] }[]> {
   const listed = (await $`ctest --test-dir ${folder} --show-only=json-v1`.quiet().json()) as { tests: { name: string; command?: string[] }[] };
-  return listed.tests.map(({ name, command }) => {
+  return listed.tests.filter(({ name }) => wanted.test(name)).map(({ name, command }) => {
     // Listed without a command: its program is not where the tree says.
     if (!command?.length) throw new Error(`the program of the test ${name} is missing in ${folder}; remove that folder to build it again`);
     return { name, command };

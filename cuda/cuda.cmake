@@ -2,7 +2,7 @@
 #   *.cpp, kernels/*.cpp   host code; *_cuda.cpp only in the real library
 #   kernels/*.cu           kernels and their launchers: nvcc for the real library, g++ for the simulator
 #   sim/*.cpp              the simulator and a runtime over it
-#   test/*_test.cpp        tests; those in test/nccl need the simulator, the others run on a GPU too
+#   test/*_test.cpp        tests; those in test/ranks need the simulator, the others run on a GPU too
 # Targets: layerscale_cuda (the library), layerscale_cuda_sim (the same ABI, kernels simulated), cuda_tests (the tests over the simulator).
 set(LS_CUDA_DIR ${CMAKE_CURRENT_LIST_DIR})
 file(GLOB LS_CUDA_HOST CONFIGURE_DEPENDS ${LS_CUDA_DIR}/*.cpp ${LS_CUDA_DIR}/kernels/*.cpp)
@@ -11,7 +11,7 @@ list(FILTER LS_CUDA_REAL INCLUDE REGEX "_cuda\\.cpp$")
 list(FILTER LS_CUDA_HOST EXCLUDE REGEX "_cuda\\.cpp$")
 file(GLOB LS_CUDA_KERNELS CONFIGURE_DEPENDS ${LS_CUDA_DIR}/kernels/*.cu)
 file(GLOB LS_CUDA_SIM CONFIGURE_DEPENDS ${LS_CUDA_DIR}/sim/*.cpp)
-file(GLOB LS_CUDA_TESTS CONFIGURE_DEPENDS ${LS_CUDA_DIR}/test/*_test.cpp ${LS_CUDA_DIR}/test/nccl/*_test.cpp)
+file(GLOB LS_CUDA_TESTS CONFIGURE_DEPENDS ${LS_CUDA_DIR}/test/*_test.cpp ${LS_CUDA_DIR}/test/ranks/*_test.cpp)
 file(GLOB LS_CUDA_TEST_SUPPORT CONFIGURE_DEPENDS ${LS_CUDA_DIR}/test/*.cpp)
 list(FILTER LS_CUDA_TEST_SUPPORT EXCLUDE REGEX "_test\\.cpp$")
 
@@ -37,14 +37,16 @@ add_custom_target(cuda_tests)
 
 # Stands in for NCCL over the simulator; loaded by path, as the real one is by name.
 foreach(variant fake_nccl fake_nccl_incomplete)
-  add_library(${variant} SHARED ${LS_CUDA_DIR}/test/nccl/fake_nccl.cpp)
+  add_library(${variant} SHARED ${LS_CUDA_DIR}/test/ranks/fake_nccl.cpp)
   target_link_libraries(${variant} PRIVATE Threads::Threads)
   add_dependencies(cuda_tests ${variant})
 endforeach()
 target_compile_definitions(fake_nccl_incomplete PRIVATE FAKE_NCCL_INCOMPLETE)
+add_library(ls_cuda_test_support OBJECT ${LS_CUDA_TEST_SUPPORT})
+target_include_directories(ls_cuda_test_support PRIVATE ${CMAKE_CURRENT_SOURCE_DIR} ${CMAKE_CURRENT_SOURCE_DIR}/test)
 foreach(source ${LS_CUDA_TESTS})
   get_filename_component(name ${source} NAME_WE)
-  add_executable(cuda_${name} ${source} ${LS_CUDA_TEST_SUPPORT} $<TARGET_OBJECTS:layerscale_core> ${LS_CUDA_SIM_OBJECTS} ${LS_CUDA_TEST_CPU})
+  add_executable(cuda_${name} ${source} $<TARGET_OBJECTS:ls_cuda_test_support> $<TARGET_OBJECTS:layerscale_core> ${LS_CUDA_SIM_OBJECTS} ${LS_CUDA_TEST_CPU})
   target_include_directories(cuda_${name} SYSTEM PRIVATE ${LS_CUDA_TOOLKIT}/include)
   target_include_directories(cuda_${name} PRIVATE ${CMAKE_CURRENT_SOURCE_DIR} ${CMAKE_CURRENT_SOURCE_DIR}/test ${LS_CUDA_DIR} ${LS_CUDA_DIR}/test)
   target_link_libraries(cuda_${name} PRIVATE layerscale_test_main Threads::Threads ${CMAKE_DL_LIBS})

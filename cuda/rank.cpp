@@ -104,10 +104,24 @@ Status Rank::join(const std::vector<void *> &areas) {
   group_.rank = rank_;
   group_.ranks = ranks_;
   std::copy(areas.begin(), areas.end(), group_.areas);
+  if (ranks_ > 1)
+    if (Status status = load_kernels(); !status.ok()) return status;
   if (nccl_ == nullptr) return Status::good();
   if (Status status = fill_async(part_.as<void>(), 0, part_.bytes(), stream_.get()); !status.ok()) return status;
   if (Status status = nccl_->all_reduce(rank_, part_.as<float>(), group_.max_elements, stream_.get()); !status.ok()) return status;
   return stream_sync(stream_.get());
+}
+
+// Every kernel that a step may launch, by steps of every size that has kernels of its own.
+Status Rank::load_kernels() {
+  const OnlyLoad only;
+  for (const uint32_t tokens : {8u, 16u, 64u, limits_.tokens}) {
+    StepShape shape = fixed_regions(limits_, std::min(tokens, limits_.tokens), std::min({tokens, limits_.rows, kHeadRows}));
+    shape.grid_split = shape.grid_folds = shape.grid_block = 1;
+    if (Status status = forward(shape, false); !status.ok()) return status;
+  }
+  page_copy(stream_.get(), layers_.as<void *const>(), config_.layers, layout_.page_bytes(), nullptr, nullptr);
+  return launch_status();
 }
 
 Status Rank::place_pool(uint32_t pages) {
@@ -163,6 +177,7 @@ Status Rank::launch(const StepShape &shape, const int32_t *plan, SampleResult *r
   if (shape.copies > 0) {
     const int32_t *words = plan_.as<int32_t>();
     page_copy(stream_.get(), layers_.as<void *const>(), config_.layers, layout_.page_bytes(), words + shape.at_copies, words + 3);
+    if (Status status = launch_status(); !status.ok()) return status;
   }
   const size_t bucket = static_cast<size_t>(std::lower_bound(buckets_.begin(), buckets_.end(), shape.tokens) - buckets_.begin());
   if (Status status = shape.graph ? graph_launch(graphs_[bucket].get(), stream_.get()) : forward(shape, layer_events); !status.ok()) return status;
@@ -198,7 +213,8 @@ Status Rank::project(const void *x, uint32_t rows, const Linear &w) {
     all_reduce_add(stream_.get(), group_, part_.as<void>(), Element::f32, x_.as<float>(), n);
     return Status::good();
   }
-  if (Status status = nccl_->all_reduce(rank_, part_.as<float>(), n, stream_.get()); !status.ok()) return status;
+  if (!OnlyLoad::active)
+    if (Status status = nccl_->all_reduce(rank_, part_.as<float>(), n, stream_.get()); !status.ok()) return status;
   residual_add(stream_.get(), part_.as<float>(), x_.as<float>(), n);
   return Status::good();
 }

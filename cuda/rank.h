@@ -98,6 +98,7 @@ class Rank {
   Status place_pool(uint32_t pages);
   Status capture_graphs();
   Status copy_pages(const StepShape &shape);
+  Status load_kernels();
   Status forward(const StepShape &shape, bool layer_events);
   void attention(const StepShape &shape, uint32_t layer);
   Status project(const void *x, uint32_t rows, const Linear &w);

@@ -3,7 +3,7 @@
 //
 // For tests, from the environment: LAYERSCALE_SIM_DEVICES (1), LAYERSCALE_SIM_CAPABILITY ("9.0"), LAYERSCALE_SIM_MEMORY (bytes of each device,
 // 8 GiB), LAYERSCALE_SIM_DRIVER (CUDA version that the driver serves, 13000; 0 = no driver), LAYERSCALE_SIM_PEERS (1; 0 = no device reaches another's
-// memory).
+// memory), LAYERSCALE_SIM_LAZY (0; 1 = kernels must be loaded before they are launched).
 #include <pthread.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -14,10 +14,12 @@
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <set>
 #include <thread>
 #include <vector>
 
 #include "record.h"
+#include "simulator.h"
 #include "stream.h"
 
 namespace ls::cuda {
@@ -84,6 +86,14 @@ bool sim_record(Stream stream, Work work) {
   if (stream == nullptr) return false;
   stream->push(std::move(work));
   return true;
+}
+
+bool sim_only_load(const void *kernel) {
+  static std::set<const void *> loaded;
+  const std::lock_guard lock(g_mutex);
+  if (OnlyLoad::active) loaded.insert(kernel);
+  else if (setting("LAYERSCALE_SIM_LAZY", 0) != 0 && !loaded.contains(kernel)) throw sim::Fault("a kernel is launched that was not loaded before");
+  return OnlyLoad::active;
 }
 
 DriverVersions driver_versions() { return {static_cast<int>(setting("LAYERSCALE_SIM_DRIVER", 13000)), 13000}; }

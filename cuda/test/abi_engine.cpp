@@ -125,9 +125,10 @@ TinyModel::TinyModel(const TinyOptions &o, uint64_t seed) : options(o) {
     const std::vector<uint8_t> data = encode(values, dtype);
     tensors.push_back({id, dtype, rows, cols, bytes, data.size()});
     std::fwrite(data.data(), 1, data.size(), file);
-    const std::vector<uint8_t> pad((64 - data.size() % 64) % 64);
-    std::fwrite(pad.data(), 1, pad.size(), file);
-    bytes += data.size() + pad.size();
+    const size_t pad = (64 - data.size() % 64) % 64;
+    constexpr uint8_t kZeros[64] = {};
+    std::fwrite(kZeros, 1, pad, file);
+    bytes += data.size() + pad;
   });
   std::fclose(file);
 }
