@@ -167,7 +167,7 @@ Status Rank::capture_graphs() {
     if (!launched.ok()) return launched;
     if (!ended.ok()) return ended;
   }
-  return Status::good();
+  return stream_sync(stream_.get());
 }
 
 Status Rank::launch(const StepShape &shape, const int32_t *plan, SampleResult *results, uint32_t slot, bool layer_events) {
