@@ -53,6 +53,7 @@ foreach(source ${LS_CUDA_TESTS})
   add_dependencies(cuda_tests cuda_${name})
   add_test(NAME cuda_${name} COMMAND cuda_${name})
 endforeach()
+add_dependencies(cuda_nccl_test fake_nccl fake_nccl_incomplete)
 
 ls_device_library(layerscale_cuda_sim ${LS_CUDA_SIM_OBJECTS})
 target_link_libraries(layerscale_cuda_sim PRIVATE ${CMAKE_DL_LIBS})

@@ -15,7 +15,7 @@ std::atomic<int> nccl_limit_seconds{60};
 namespace {
 
 constexpr int kSuccess = 0, kInProgress = 7;  // ncclResult_t
-constexpr int kFloat32 = 7;                   // ncclDataType_t
+constexpr int kInt32 = 2, kFloat32 = 7;       // ncclDataType_t
 constexpr int kSum = 0;                       // ncclRedOp_t
 constexpr int kOldest = 21300;                // CUDA graphs came with 2.9, ncclGetLastError with 2.13
 constexpr auto kLook = std::chrono::milliseconds(50);
@@ -58,7 +58,7 @@ Status nccl_load(NcclApi &out) {
     return unsupported("NCCL " + version_text(out.version) + " (" + path + ") is too old: expected " + version_text(kOldest) + " or later");
   find(out.GetErrorString, "ncclGetErrorString"), find(out.GetLastError, "ncclGetLastError");
   find(out.CommInitAll, "ncclCommInitAll"), find(out.CommDestroy, "ncclCommDestroy"), find(out.CommAbort, "ncclCommAbort"), find(out.CommGetAsyncError, "ncclCommGetAsyncError");
-  find(out.GroupStart, "ncclGroupStart"), find(out.GroupEnd, "ncclGroupEnd"), find(out.AllReduce, "ncclAllReduce");
+  find(out.GroupStart, "ncclGroupStart"), find(out.GroupEnd, "ncclGroupEnd"), find(out.AllReduce, "ncclAllReduce"), find(out.Broadcast, "ncclBroadcast");
   return missing.empty() ? Status::good() : unsupported("NCCL " + version_text(out.version) + " (" + path + ") has no function " + missing);
 }
 
@@ -108,10 +108,20 @@ Status NcclGroup::problem(uint32_t rank, const char *call, int result) const {
 
 Status NcclGroup::all_reduce(uint32_t rank, float *data, size_t n, Stream stream) {
   if (Status status = failure(); !status.ok()) return status;
-  const int result = api_.AllReduce(data, data, n, kFloat32, kSum, comms_[rank], stream);
+  return called(rank, "ncclAllReduce", api_.AllReduce(data, data, n, kFloat32, kSum, comms_[rank], stream));
+}
+
+Status NcclGroup::share(uint32_t rank, int32_t *data, size_t n, Stream stream) {
+  if (Status status = failure(); !status.ok()) return status;
+  return called(rank, "ncclBroadcast", api_.Broadcast(data, data, n, kInt32, 0, comms_[rank], stream));
+}
+
+Status NcclGroup::called(uint32_t rank, const char *call, int result) {
   if (result == kSuccess) return Status::good();
+  // An abort meanwhile ends the call, too, and what failed first is told.
+  if (Status status = failure(); !status.ok()) return status;
   // The others wait for this rank on their devices.
-  fail(problem(rank, "ncclAllReduce", result).text);
+  fail(problem(rank, call, result).text);
   return failure();
 }
 

@@ -28,6 +28,7 @@ struct NcclApi {
   int (*GroupStart)();
   int (*GroupEnd)();
   int (*AllReduce)(const void *send, void *receive, size_t count, int type, int op, ncclComm *comm, Stream stream);
+  int (*Broadcast)(const void *send, void *receive, size_t count, int type, int root, ncclComm *comm, Stream stream);
   int version = 0;  // 10000 * major + 100 * minor + patch
 };
 // LAYERSCALE_NCCL_LIB, else libnccl.so.2 where the dynamic loader finds it. LS_UNSUPPORTED: no such library, a function is missing, older than 2.13.
@@ -48,6 +49,8 @@ class NcclGroup {
 
   // data[i] = sum over ranks of data[i], i < n, f32, on the rank's stream, which may be capturing. Called by the rank's own thread.
   Status all_reduce(uint32_t rank, float *data, size_t n, Stream stream);
+  // data[i] = that of rank 0, i < n. As above.
+  Status share(uint32_t rank, int32_t *data, size_t n, Stream stream);
   // The first failure; good while all is well.
   Status failure() const;
   // Something that waits for sums of all ranks begins; ends. Counted: two steps may be under way.
@@ -68,6 +71,7 @@ class NcclGroup {
 
   void fail(std::string text);
   void watch();
+  Status called(uint32_t rank, const char *call, int result);
   Status problem(uint32_t rank, const char *call, int result) const;
 };
 

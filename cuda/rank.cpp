@@ -268,6 +268,9 @@ Status Rank::forward(const StepShape &shape, bool layer_events) {
     if (Status status = project(act_.as<void>(), tokens, layer.down); !status.ok()) return status;
   }
   head(shape);
+  // A step that is submitted ahead begins with these tokens: the same on all ranks, whatever NCCL's sums are.
+  if (nccl_ != nullptr && shape.sampled > 0 && !OnlyLoad::active)
+    if (Status status = nccl_->share(rank_, carry_.as<int32_t>(), limits_.rows, stream); !status.ok()) return status;
   return launch_status();
 }
 

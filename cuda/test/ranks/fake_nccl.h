@@ -9,6 +9,7 @@ struct FakeNccl {
   int fail_call = 0;      // the n-th ncclAllReduce of the last rank returns ncclSystemError
   int broken_sum = 0;     // the n-th sum of the last rank never ends, and ncclCommGetAsyncError tells ncclRemoteError
   int endless_sum = 0;    // the n-th sum of the last rank never ends, and nobody says anything
+  float apart = 0;        // the sums of rank r are multiplied by 1 + r * apart: what NCCL promises not to do
   // Runs fn(arg) on a stream, or keeps it for the graph that is being captured.
   void (*enqueue)(CUstream_st *stream, void (*fn)(void *), void *arg) = nullptr;
 };

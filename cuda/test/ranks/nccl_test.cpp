@@ -118,6 +118,31 @@ TEST("NCCL gives two ranks the bits of peer memory, and more ranks the tokens of
   }
 }
 
+TEST("ranks whose sums differ still go on with the tokens of rank 0, also in steps that are submitted ahead") {
+  const Variable devices("LAYERSCALE_SIM_DEVICES", "2"), wanted("LAYERSCALE_ALL_REDUCE", "nccl"), library("LAYERSCALE_NCCL_LIB", beside("libfake_nccl.so"));
+  const TinyModel model(small());
+  FakeNccl settings;
+  settings.apart = 0.7f;  // the other rank chooses otherwise
+  reset(settings);
+  AbiEngine engine(cuda_api(), model, LS_KV_BF16, 64, 2);
+  const Tokens tokens = random_tokens(20, model.options.vocab, 6);
+  const auto run = [&](bool ahead) {
+    const auto opened = engine.open(tokens);
+    std::vector<Sampled> out;
+    engine.submit({row_of(opened.slot, 0, tokens)});
+    for (uint32_t i = 20; i < 26; ++i) {
+      if (ahead) engine.submit({row_of(opened.slot, i, {-1})});
+      out.push_back(engine.wait()[0]);
+      if (!ahead) engine.submit({row_of(opened.slot, i, {out.back().token})});
+    }
+    out.push_back(engine.wait()[0]);
+    engine.close(opened.slot);
+    return out;
+  };
+  const std::vector<Sampled> told = run(false), kept = run(true);
+  for (size_t i = 0; i < told.size(); ++i) CHECK(told[i].token == kept[i].token && told[i].logprob == kept[i].logprob && told[i].top == kept[i].top);
+}
+
 TEST("GPUs that cannot reach each other's memory take NCCL, or are refused with both reasons") {
   const Variable devices("LAYERSCALE_SIM_DEVICES", "2"), apart("LAYERSCALE_SIM_PEERS", "0");
   const TinyModel model(small());
