@@ -2,6 +2,7 @@
 #   *.cpp, kernels/*.cpp   host code; *_cuda.cpp only in the real library
 #   kernels/*.cu           kernels and their launchers: nvcc for the real library, g++ for the simulator
 #   sim/*.cpp              the simulator and a runtime over it
+#   test/*_test.cpp        tests; those in test/ranks need the simulator, the others run on a GPU too
 # Targets: layerscale_cuda (the library), layerscale_cuda_sim (the same ABI, kernels simulated), cuda_tests (test/*_test.cpp over the simulator),
 #   cuda_gpu_programs (the tests and the benchmark for a machine with a GPU, of which only that they link can be told here).
 set(LS_CUDA_DIR ${CMAKE_CURRENT_LIST_DIR})
@@ -11,7 +12,7 @@ list(FILTER LS_CUDA_REAL INCLUDE REGEX "_cuda\\.cpp$")
 list(FILTER LS_CUDA_HOST EXCLUDE REGEX "_cuda\\.cpp$")
 file(GLOB LS_CUDA_KERNELS CONFIGURE_DEPENDS ${LS_CUDA_DIR}/kernels/*.cu)
 file(GLOB LS_CUDA_SIM CONFIGURE_DEPENDS ${LS_CUDA_DIR}/sim/*.cpp)
-file(GLOB LS_CUDA_TESTS CONFIGURE_DEPENDS ${LS_CUDA_DIR}/test/*_test.cpp)
+file(GLOB LS_CUDA_TESTS CONFIGURE_DEPENDS ${LS_CUDA_DIR}/test/*_test.cpp ${LS_CUDA_DIR}/test/ranks/*_test.cpp)
 file(GLOB LS_CUDA_TEST_SUPPORT CONFIGURE_DEPENDS ${LS_CUDA_DIR}/test/*.cpp)
 list(FILTER LS_CUDA_TEST_SUPPORT EXCLUDE REGEX "_test\\.cpp$")
 
@@ -46,19 +47,31 @@ function(ls_cuda_program name)
 endfunction()
 
 add_custom_target(cuda_tests)
+
+# Stands in for NCCL over the simulator; loaded by path, as the real one is by name.
+foreach(variant fake_nccl fake_nccl_incomplete)
+  add_library(${variant} SHARED ${LS_CUDA_DIR}/test/ranks/fake_nccl.cpp)
+  target_link_libraries(${variant} PRIVATE Threads::Threads)
+  add_dependencies(cuda_tests ${variant})
+endforeach()
+target_compile_definitions(fake_nccl_incomplete PRIVATE FAKE_NCCL_INCOMPLETE)
 ls_cuda_test_objects(ls_cuda_test_support ${LS_CUDA_TEST_SUPPORT})
 set(LS_CUDA_TEST_OBJECTS $<TARGET_OBJECTS:ls_cuda_test_support>)
 foreach(source ${LS_CUDA_TESTS})
   get_filename_component(name ${source} NAME_WE)
   ls_cuda_test_objects(ls_cuda_${name} ${source})
-  list(APPEND LS_CUDA_TEST_OBJECTS $<TARGET_OBJECTS:ls_cuda_${name}>)
+  if(NOT source MATCHES "/ranks/")
+    list(APPEND LS_CUDA_TEST_OBJECTS $<TARGET_OBJECTS:ls_cuda_${name}>)
+  endif()
   ls_cuda_program(cuda_${name} $<TARGET_OBJECTS:ls_cuda_${name}> $<TARGET_OBJECTS:ls_cuda_test_support> ${LS_CUDA_SIM_OBJECTS} ${LS_CUDA_TEST_CPU})
   target_link_libraries(cuda_${name} PRIVATE layerscale_test_main)
   add_dependencies(cuda_tests cuda_${name})
   add_test(NAME cuda_${name} COMMAND cuda_${name})
 endforeach()
+add_dependencies(cuda_nccl_test fake_nccl fake_nccl_incomplete)
 
 ls_device_library(layerscale_cuda_sim ${LS_CUDA_SIM_OBJECTS})
+target_link_libraries(layerscale_cuda_sim PRIVATE ${CMAKE_DL_LIBS})
 add_dependencies(cuda_tests layerscale_cuda_sim)
 
 # nvcc, one call a kernel file for all architectures. What ptxas says of registers and spills is kept beside the object.
@@ -87,12 +100,12 @@ set_target_properties(layerscale_cuda PROPERTIES EXCLUDE_FROM_ALL ON)
 ls_cuda_program(cuda_step_bench ${LS_CUDA_DIR}/bench/step_bench.cpp ${LS_CUDA_SIM_OBJECTS})
 add_dependencies(cuda_tests cuda_step_bench)
 add_test(NAME cuda_step_bench COMMAND cuda_step_bench tiny 4)
-# For bench/gpu.sh: all tests as one program, a case a call, and the same for a GPU.
+# For bench/gpu.sh: all tests of one GPU as one program, a case a call, and the same for a GPU.
 ls_cuda_program(cuda_sim_checks ${LS_CUDA_DIR}/test/gpu/main.cpp ${LS_CUDA_TEST_OBJECTS} ${LS_CUDA_SIM_OBJECTS} ${LS_CUDA_TEST_CPU})
 add_dependencies(cuda_tests cuda_sim_checks)
 
 set(LS_CUDA_GPU_TESTS ${LS_CUDA_TESTS} ${LS_CUDA_TEST_SUPPORT})
-list(FILTER LS_CUDA_GPU_TESTS EXCLUDE REGEX "/simulator_test\\.cpp$")
+list(FILTER LS_CUDA_GPU_TESTS EXCLUDE REGEX "/simulator_test\\.cpp$|/ranks/")
 ls_cuda_test_objects(ls_cuda_gpu_tests ${LS_CUDA_GPU_TESTS} ${LS_CUDA_DIR}/test/gpu/main.cpp)
 target_compile_definitions(ls_cuda_gpu_tests PRIVATE LS_TEST_GPU)
 set(LS_CUDA_GPU_OBJECTS $<TARGET_OBJECTS:ls_cuda_host> $<TARGET_OBJECTS:ls_cuda_real> ${LS_CUDA_OBJECTS} ${LS_CUDA_TOOLKIT}/lib/libcudart_static.a rt)

@@ -2,6 +2,8 @@
 #pragma once
 #include <cuda_runtime.h>
 
+#include "runtime.h"
+
 #define LS_KERNEL __global__
 #define LS_BOUNDS(threads, blocks) __launch_bounds__(threads, blocks)
 #define LS_DEVICE __device__ __forceinline__
@@ -125,6 +127,11 @@ LS_DEVICE float divide_fast(float a, float b) { return __fdividef(a, b); }
 template <class... P, class... A>
 void launch(void (*kernel)(P...), Dim grid, Dim block, size_t smem, Stream stream, A &&...args) {
   if (grid.x == 0 || grid.y == 0 || grid.z == 0) return;
+  if (OnlyLoad::active) {
+    cudaFuncAttributes attributes;
+    cudaFuncGetAttributes(&attributes, reinterpret_cast<const void *>(kernel));
+    return;
+  }
   if (smem > 48 * 1024) cudaFuncSetAttribute(reinterpret_cast<const void *>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(smem));
   kernel<<<dim3(grid.x, grid.y, grid.z), dim3(block.x, block.y, block.z), smem, stream>>>(static_cast<P>(args)...);
 }

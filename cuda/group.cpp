@@ -3,6 +3,7 @@
 #include <pthread.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <exception>
 #include <string>
 
@@ -87,19 +88,17 @@ Status Group::create(const ls_config &config, const float *inv_freq, std::unique
   if (config.device_index + ranks > static_cast<uint32_t>(devices))
     return unsupported("devices " + std::to_string(config.device_index) + ".." + std::to_string(config.device_index + ranks - 1) + " are wanted, " + std::to_string(devices) + " are visible");
   std::unique_ptr<Group> group(new Group(config));
+  std::vector<int> devices_of_ranks;
   for (uint32_t r = 0; r < ranks; ++r) {
     const int device = static_cast<int>(config.device_index + r);
     if (Status status = device_has_code(device); !status.ok()) return Status::fail(status.code, "GPU " + std::to_string(device) + ": " + status.text);
     group->ranks_.push_back(std::make_unique<Rank>(config, inv_freq, group->limits_, device, r, ranks));
     group->threads_.push_back(std::make_unique<DeviceThread>(device));
+    devices_of_ranks.push_back(device);
   }
   group->page_bytes_ = group->ranks_[0]->kv_layout().page_bytes() * ranks;
-  for (int r = 0; ranks > 1 && r < static_cast<int>(ranks * ranks); ++r) {
-    const int from = r / static_cast<int>(ranks), to = r % static_cast<int>(ranks), first = static_cast<int>(config.device_index);
-    if (from != to)
-      if (Status status = enable_peer(first + from, first + to); !status.ok()) return status;
-  }
   if (Status status = group->on_all([](Rank &rank) { return rank.open(); }); !status.ok()) return status;
+  if (Status status = group->connect(devices_of_ranks); !status.ok()) return status;
   for (uint32_t slot = 0; slot < kStepsInFlight; ++slot) {
     if (Status status = group->plans_[slot].alloc(group->limits_.capacity_words() * 4); !status.ok()) return status;
     if (Status status = group->results_[slot].alloc(group->limits_.rows * sizeof(SampleResult)); !status.ok()) return status;
@@ -109,10 +108,37 @@ Status Group::create(const ls_config &config, const float *inv_freq, std::unique
   return Status::good();
 }
 
+Status Group::connect(const std::vector<int> &devices) {
+  const char *given = std::getenv("LAYERSCALE_ALL_REDUCE");
+  const std::string wanted = given != nullptr && *given != '\0' ? given : "auto";
+  if (wanted != "auto" && wanted != "peer" && wanted != "nccl") return Status::fail(LS_INVALID, "LAYERSCALE_ALL_REDUCE=\"" + wanted + "\": expected auto, peer or nccl");
+  if (devices.size() < 2) return Status::good();
+  std::string apart;
+  for (const int from : devices)
+    for (const int to : devices) {
+      bool possible = true;
+      if (from != to)
+        if (Status status = peer_possible(from, to, possible); !status.ok()) return status;
+      if (!possible && apart.empty()) apart = "GPU " + std::to_string(from) + " cannot reach the memory of GPU " + std::to_string(to);
+    }
+  if (wanted == "peer" && !apart.empty()) return unsupported(apart + " (--tp with LAYERSCALE_ALL_REDUCE=peer)");
+  if (wanted != "nccl" && apart.empty()) {
+    for (const int from : devices)
+      for (const int to : devices)
+        if (from != to)
+          if (Status status = enable_peer(from, to); !status.ok()) return status;
+    return Status::good();
+  }
+  if (Status status = NcclGroup::create(devices, nccl_); !status.ok()) return apart.empty() ? status : Status::fail(status.code, apart + " (--tp), and what would take its place: " + status.text);
+  return on_all([this](Rank &rank) { return rank.use_nccl(nccl_.get()); });
+}
+
 // What is queued runs to its end: ranks wait for each other, so none may leave early.
 Group::~Group() {
   for (const auto &thread : threads_) thread->wait(thread->posted());
   for (const auto &rank : ranks_) rank->drain();
+  for (const auto &rank : ranks_) rank->drop_graphs();
+  nccl_.reset();
   threads_.clear();
 }
 
@@ -133,24 +159,43 @@ Status Group::load(std::atomic<int32_t> &permille) {
   if (Status status = on_all([&](Rank &rank) { return rank.load(each, &rank == ranks_[0].get() ? permille : others); }); !status.ok()) return status;
   std::vector<void *> areas;
   for (const auto &rank : ranks_) areas.push_back(rank->reduce_area());
-  return on_all([&](Rank &rank) {
+  return together([&](Rank &rank) {
     Status status = rank.join(areas);
     return status.ok() ? rank.measure_graphs() : status;
   });
 }
 
 Status Group::create_pool(uint32_t pages) {
-  return on_all([pages](Rank &rank) { return rank.create_pool(pages); });
+  return together([pages](Rank &rank) { return rank.create_pool(pages); });
+}
+
+Status Group::together(const std::function<Status(Rank &)> &fn) {
+  if (!nccl_) return on_all(fn);
+  nccl_->begin();
+  Status status = on_all(fn);
+  nccl_->end();
+  const Status failure = nccl_->failure();
+  return failure.ok() ? status : failure;
 }
 
 void Group::launch(const StepShape &shape, uint32_t slot, bool layer_events) {
+  if (nccl_) nccl_->begin();
   for (size_t r = 0; r < ranks_.size(); ++r) {
     threads_[r]->post([this, shape, slot, layer_events, r] { return ranks_[r]->launch(shape, plan_buffer(slot), r == 0 ? results_[slot].as<SampleResult>() : nullptr, slot, layer_events); });
     tickets_[slot][r] = threads_[r]->posted();
   }
 }
 
+// What a rank met once a sum had failed says less than that failure.
 Status Group::wait(uint32_t slot, const std::function<void(uint32_t)> &stored) {
+  Status status = wait_ranks(slot, stored);
+  if (!nccl_) return status;
+  nccl_->end();
+  const Status failure = nccl_->failure();
+  return failure.ok() ? status : failure;
+}
+
+Status Group::wait_ranks(uint32_t slot, const std::function<void(uint32_t)> &stored) {
   for (size_t r = 0; r < ranks_.size(); ++r)
     if (Status status = threads_[r]->wait(tickets_[slot][r]); !status.ok()) return status;
   for (uint32_t layer = 0; stored && layer < config_.layers; ++layer) {

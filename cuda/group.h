@@ -64,14 +64,20 @@ class Group {
   uint32_t layers() const { return config_.layers; }
 
  private:
-  Group(const ls_config &config) : config_(config), limits_(config) {}
+  explicit Group(const ls_config &config) : config_(config), limits_(config) {}
+  // How the ranks add their parts, by LAYERSCALE_ALL_REDUCE and by what the GPUs can.
+  Status connect(const std::vector<int> &devices);
+  // on_all() for work in which ranks wait for each other's sums.
+  Status together(const std::function<Status(Rank &)> &fn);
   const ls_config config_;
   const PlanLimits limits_;
   size_t page_bytes_ = 0;
   std::vector<std::unique_ptr<Rank>> ranks_;
+  std::unique_ptr<NcclGroup> nccl_;  // null: peer memory, or one rank
   std::vector<std::unique_ptr<DeviceThread>> threads_;
   std::array<HostMemory, kStepsInFlight> plans_, results_;
   std::array<std::vector<uint64_t>, kStepsInFlight> tickets_;  // by rank: what has to have run before its events mean this step
+  Status wait_ranks(uint32_t slot, const std::function<void(uint32_t)> &stored);
 };
 
 }  // namespace ls::cuda

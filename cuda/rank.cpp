@@ -58,6 +58,14 @@ Status Rank::open() {
   return Status::good();
 }
 
+Status Rank::use_nccl(NcclGroup *nccl) {
+  nccl_ = nccl;
+  uint64_t free_now = 0, total = 0;
+  Status status = memory_info(free_now, total);
+  memory_.workspace = memory_.free_at_start > free_now ? memory_.free_at_start - free_now : 0;
+  return status;
+}
+
 Status Rank::load(uint32_t threads, std::atomic<int32_t> &permille) {
   if (Status status = weights_.load(device_, threads, permille); !status.ok()) return status;
   memory_.weights = weights_.bytes();
@@ -65,7 +73,7 @@ Status Rank::load(uint32_t threads, std::atomic<int32_t> &permille) {
   if (Status status = memory_info(before, total); !status.ok()) return status;
   if (Status status = allocate(); !status.ok()) return status;
   if (Status status = memory_info(after, total); !status.ok()) return status;
-  memory_.workspace = before > after ? before - after : 0;
+  memory_.workspace += before > after ? before - after : 0;
   return Status::good();
 }
 
@@ -82,7 +90,10 @@ Status Rank::allocate() {
   if (!made.ok()) return made;
   if (ranks_ > 1) {
     group_.max_elements = tokens * hidden;
-    if (Status status = first_failure({part_.alloc(tokens * hidden * 4), reduce_area_.alloc(all_reduce_bytes(group_.max_elements)), reduce_error_.alloc(64)}); !status.ok()) return status;
+    if (Status status = part_.alloc(tokens * hidden * 4); !status.ok()) return status;
+  }
+  if (ranks_ > 1 && nccl_ == nullptr) {
+    if (Status status = first_failure({reduce_area_.alloc(all_reduce_bytes(group_.max_elements)), reduce_error_.alloc(64)}); !status.ok()) return status;
     if (Status status = fill_async(reduce_area_.as<void>(), 0, reduce_area_.bytes(), stream_.get()); !status.ok()) return status;
     *reduce_error_.as<volatile int32_t>() = 0;
     group_.error = reduce_error_.as<int32_t>();
@@ -92,11 +103,29 @@ Status Rank::allocate() {
   return stream_sync(stream_.get());
 }
 
+// The first sum of NCCL connects the ranks; it would do so inside a capture else.
 Status Rank::join(const std::vector<void *> &areas) {
   group_.rank = rank_;
   group_.ranks = ranks_;
   std::copy(areas.begin(), areas.end(), group_.areas);
-  return Status::good();
+  if (ranks_ > 1)
+    if (Status status = load_kernels(); !status.ok()) return status;
+  if (nccl_ == nullptr) return Status::good();
+  if (Status status = fill_async(part_.as<void>(), 0, part_.bytes(), stream_.get()); !status.ok()) return status;
+  if (Status status = nccl_->all_reduce(rank_, part_.as<float>(), group_.max_elements, stream_.get()); !status.ok()) return status;
+  return stream_sync(stream_.get());
+}
+
+// Every kernel that a step may launch, by steps of every size that has kernels of its own.
+Status Rank::load_kernels() {
+  const OnlyLoad only;
+  for (const uint32_t tokens : {8u, 16u, 64u, limits_.tokens}) {
+    StepShape shape = fixed_regions(limits_, std::min(tokens, limits_.tokens), std::min({tokens, limits_.rows, kHeadRows}));
+    shape.grid_split = shape.grid_folds = shape.grid_block = 1;
+    if (Status status = forward(shape, false); !status.ok()) return status;
+  }
+  page_copy(stream_.get(), layers_.as<void *const>(), config_.layers, layout_.page_bytes(), nullptr, nullptr);
+  return launch_status();
 }
 
 Status Rank::place_pool(uint32_t pages) {
@@ -142,14 +171,17 @@ Status Rank::capture_graphs() {
     if (!launched.ok()) return launched;
     if (!ended.ok()) return ended;
   }
-  return Status::good();
+  return stream_sync(stream_.get());
 }
 
 Status Rank::launch(const StepShape &shape, const int32_t *plan, SampleResult *results, uint32_t slot, bool layer_events) {
+  if (nccl_ != nullptr)  // a graph must not reach a communicator that is gone
+    if (Status status = nccl_->failure(); !status.ok()) return status;
   if (Status status = copy_async(plan_.as<void>(), plan, size_t{shape.words} * 4, stream_.get()); !status.ok()) return status;
   if (shape.copies > 0) {
     const int32_t *words = plan_.as<int32_t>();
     page_copy(stream_.get(), layers_.as<void *const>(), config_.layers, layout_.page_bytes(), words + shape.at_copies, words + 3);
+    if (Status status = launch_status(); !status.ok()) return status;
   }
   const size_t bucket = static_cast<size_t>(std::lower_bound(buckets_.begin(), buckets_.end(), shape.tokens) - buckets_.begin());
   if (Status status = shape.graph ? graph_launch(graphs_[bucket].get(), stream_.get()) : forward(shape, layer_events); !status.ok()) return status;
@@ -177,14 +209,19 @@ void Rank::attention(const StepShape &shape, uint32_t layer) {
 }
 
 // Adds a product to the residual stream, on all ranks.
-void Rank::project(const void *x, uint32_t rows, const Linear &w) {
-  if (ranks_ == 1) {
-    const LinearOut out{&w, x_.as<void>(), Element::f32, config_.hidden, true};
-    return linear_forward(stream_.get(), x, rows, w.cols, &out, 1);
-  }
-  const LinearOut out{&w, part_.as<void>(), Element::f32, config_.hidden, false};
+Status Rank::project(const void *x, uint32_t rows, const Linear &w) {
+  const LinearOut out{&w, ranks_ == 1 ? x_.as<void>() : part_.as<void>(), Element::f32, config_.hidden, ranks_ == 1};
   linear_forward(stream_.get(), x, rows, w.cols, &out, 1);
-  all_reduce_add(stream_.get(), group_, part_.as<void>(), Element::f32, x_.as<float>(), size_t{rows} * config_.hidden);
+  if (ranks_ == 1) return Status::good();
+  const size_t n = size_t{rows} * config_.hidden;
+  if (nccl_ == nullptr) {
+    all_reduce_add(stream_.get(), group_, part_.as<void>(), Element::f32, x_.as<float>(), n);
+    return Status::good();
+  }
+  if (!OnlyLoad::active)
+    if (Status status = nccl_->all_reduce(rank_, part_.as<float>(), n, stream_.get()); !status.ok()) return status;
+  residual_add(stream_.get(), part_.as<float>(), x_.as<float>(), n);
+  return Status::good();
 }
 
 Status Rank::forward(const StepShape &shape, bool layer_events) {
@@ -228,15 +265,18 @@ Status Rank::forward(const StepShape &shape, bool layer_events) {
     if (layer_events)
       if (Status status = event_record(layer_events_[l].get(), stream); !status.ok()) return status;
     attention(shape, l);
-    project(mixed_.as<void>(), tokens, layer.o);
+    if (Status status = project(mixed_.as<void>(), tokens, layer.o); !status.ok()) return status;
     norm.weight = layer.ffn_norm;
     rmsnorm(stream, norm);
     const LinearOut wide[2] = {{&layer.gate, gate_.as<void>(), Element::bf16, wide_, false}, {&layer.up, up_.as<void>(), Element::bf16, wide_, false}};
     linear_forward(stream, h_.as<void>(), tokens, hidden, wide, 2);
     silu_mul(stream, gate_.as<void>(), up_.as<void>(), wide_, Element::bf16, act_.as<void>(), tokens, wide_);
-    project(act_.as<void>(), tokens, layer.down);
+    if (Status status = project(act_.as<void>(), tokens, layer.down); !status.ok()) return status;
   }
   head(shape);
+  // A step that is submitted ahead begins with these tokens: the same on all ranks, whatever NCCL's sums are.
+  if (nccl_ != nullptr && shape.sampled > 0 && !OnlyLoad::active)
+    if (Status status = nccl_->share(rank_, carry_.as<int32_t>(), limits_.rows, stream); !status.ok()) return status;
   return launch_status();
 }
 

@@ -10,6 +10,7 @@
 #include "kernels/kv_layout.h"
 #include "kernels/sampling.h"
 #include "memory.h"
+#include "nccl.h"
 #include "step_plan.h"
 #include "weights.h"
 
@@ -40,12 +41,19 @@ class Rank {
   void set_kv_scales(const float *scales);
   // Streams and events. First.
   Status open();
+  // Sums over the ranks are made by it from now on, instead of through peer memory. After open(); the difference to then is its memory here.
+  Status use_nccl(NcclGroup *nccl);
   // Weights and buffers; then what graphs take is measured on a pool of one page.
   Status load(uint32_t threads, std::atomic<int32_t> &permille);
-  // The exchange area of all ranks of a group, once all have loaded: pointers by rank.
+  // The exchange area of all ranks of a group, once all have loaded: pointers by rank. Null with NCCL.
   void *reduce_area() const { return reduce_area_.as<void>(); }
   Status join(const std::vector<void *> &areas);
   Status measure_graphs();
+  // Graphs go before the communicator whose calls they hold. Nothing runs any more.
+  void drop_graphs() {
+    use_device(device_);
+    graphs_.clear();
+  }
   // KV memory, and the graphs of decode steps. Once.
   Status create_pool(uint32_t pages);
   const std::vector<uint32_t> &buckets() const { return buckets_; }
@@ -83,6 +91,7 @@ class Rank {
   DeviceMemory reduce_area_;
   HostMemory reduce_error_;
   AllReduce group_;
+  NcclGroup *nccl_ = nullptr;
   DeviceMemory pool_;
   uint32_t pages_ = 0;
   std::vector<uint32_t> buckets_;
@@ -92,9 +101,10 @@ class Rank {
   Status place_pool(uint32_t pages);
   Status capture_graphs();
   Status copy_pages(const StepShape &shape);
+  Status load_kernels();
   Status forward(const StepShape &shape, bool layer_events);
   void attention(const StepShape &shape, uint32_t layer);
-  void project(const void *x, uint32_t rows, const Linear &w);
+  Status project(const void *x, uint32_t rows, const Linear &w);
   void head(const StepShape &shape);
 };
 

@@ -45,10 +45,12 @@ Status use_device(int device);
 Status memory_info(uint64_t &free_bytes, uint64_t &total_bytes);
 Status device_alloc(size_t bytes, void **out);
 void device_free(void *memory);
-// Page-locked host memory, reachable by every device.
+// Page-locked host memory, reachable by every device at the same address.
 Status host_alloc(size_t bytes, void **out);
 void host_free(void *memory);
-// Lets kernels on `device` reach memory of `peer`. Fine when it is so already.
+// Whether kernels on `device` can be let reach memory of `peer`.
+Status peer_possible(int device, int peer, bool &possible);
+// Lets them. Fine when it is so already.
 Status enable_peer(int device, int peer);
 
 // Streams wait for no other stream, the legacy default one included.
@@ -67,7 +69,8 @@ Status fill_async(void *to, int byte, size_t bytes, Stream stream);
 // From any host memory, done on return.
 Status copy_now(void *to, const void *from, size_t bytes);
 
-// What runs on the stream between the two becomes a graph that can be launched again and again, with the same arguments.
+// What runs on the stream between the two becomes a graph that can be launched again and again, with the same arguments. Its device memory is
+// taken here, not at the first launch.
 Status capture_begin(Stream stream);
 Status capture_end(Stream stream, GraphExec *out);
 Status graph_launch(GraphExec graph, Stream stream);
@@ -75,5 +78,16 @@ void graph_destroy(GraphExec graph);
 
 // A launch that was refused since the last call on this thread.
 Status launch_status();
+
+// While one lives, launches of this thread run nothing: they only bring their kernels to the device in use. The driver does so at a kernel's first
+// launch else, and may wait for the device then, which may be waiting for another rank.
+class OnlyLoad {
+ public:
+  OnlyLoad() { active = true; }
+  ~OnlyLoad() { active = false; }
+  OnlyLoad(const OnlyLoad &) = delete;
+  OnlyLoad &operator=(const OnlyLoad &) = delete;
+  static inline thread_local bool active = false;
+};
 
 }  // namespace ls::cuda

@@ -94,7 +94,7 @@ void device_free(void *memory) {
 
 Status host_alloc(size_t bytes, void **out) {
   *out = nullptr;
-  Status status = check(cudaHostAlloc(out, bytes, cudaHostAllocPortable), "cudaHostAlloc");
+  Status status = check(cudaHostAlloc(out, bytes, cudaHostAllocPortable | cudaHostAllocMapped), "cudaHostAlloc");
   if (!status.ok()) status.text += " for " + std::to_string(bytes) + " bytes";
   return status;
 }
@@ -102,11 +102,15 @@ void host_free(void *memory) {
   if (memory != nullptr) cudaFreeHost(memory);
 }
 
+Status peer_possible(int device, int peer, bool &possible) {
+  int can = 0;
+  Status status = check(cudaDeviceCanAccessPeer(&can, device, peer), "cudaDeviceCanAccessPeer");
+  possible = can != 0;
+  return status;
+}
+
 Status enable_peer(int device, int peer) {
   if (Status status = use_device(device); !status.ok()) return status;
-  int possible = 0;
-  if (Status status = check(cudaDeviceCanAccessPeer(&possible, device, peer), "cudaDeviceCanAccessPeer"); !status.ok()) return status;
-  if (!possible) return Status::fail(LS_UNSUPPORTED, "GPU " + std::to_string(device) + " cannot reach the memory of GPU " + std::to_string(peer));
   const cudaError_t error = cudaDeviceEnablePeerAccess(peer, 0);
   if (error != cudaErrorPeerAccessAlreadyEnabled) return check(error, "cudaDeviceEnablePeerAccess");
   cudaGetLastError();
@@ -130,7 +134,11 @@ Status stream_wait(Stream stream, Event event) { return check(cudaStreamWaitEven
 
 Status copy_async(void *to, const void *from, size_t bytes, Stream stream) { return check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream), "cudaMemcpyAsync"); }
 Status fill_async(void *to, int byte, size_t bytes, Stream stream) { return check(cudaMemsetAsync(to, byte, bytes, stream), "cudaMemsetAsync"); }
-Status copy_now(void *to, const void *from, size_t bytes) { return check(cudaMemcpy(to, from, bytes, cudaMemcpyDefault), "cudaMemcpy"); }
+// cudaMemcpy from pageable memory returns when the bytes are staged; streams that do not wait for the legacy one could run before they arrive.
+Status copy_now(void *to, const void *from, size_t bytes) {
+  Status status = check(cudaMemcpy(to, from, bytes, cudaMemcpyDefault), "cudaMemcpy");
+  return status.ok() ? check(cudaStreamSynchronize(cudaStreamLegacy), "cudaStreamSynchronize") : status;
+}
 
 Status capture_begin(Stream stream) { return check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture"); }
 
@@ -139,6 +147,8 @@ Status capture_end(Stream stream, GraphExec *out) {
   cudaGraph_t graph = nullptr;
   Status status = check(cudaStreamEndCapture(stream, &graph), "cudaStreamEndCapture");
   if (status.ok()) status = check(cudaGraphInstantiate(out, graph, 0), "cudaGraphInstantiate");
+  // Else its memory would be taken by the first launch, after the rest has become pages.
+  if (status.ok()) status = check(cudaGraphUpload(*out, stream), "cudaGraphUpload");
   if (graph != nullptr) cudaGraphDestroy(graph);
   return status;
 }

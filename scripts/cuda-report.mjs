@@ -3,21 +3,10 @@
 //   node scripts/cuda-report.mjs sheet BUILD_FOLDER [FILE]     rewrites the tables of docs/cuda-kernels.md between the marks `kernels` and `linear`
 import { readFileSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
+import { ARCHS, INSTRUCTIONS, instructionProblem, spillProblem } from "./lib/cuda-check.mjs";
 import { readReports, sass } from "./lib/cuda-kernels.mjs";
 import { root } from "./lib/paths.mjs";
 import { kernelTable, linearTable } from "./lib/cuda-sheet.mjs";
-
-/** Kernels that may spill, with the most bytes they may: none so far. */
-const SPILLS = {};
-const ARCHS = ["sm_80", "sm_90a", "sm_100", "sm_120"];
-/** object file -> what the machine code of each of its kernels of this name holds, on every architecture */
-const INSTRUCTIONS = [
-  { file: "linear_bf16", kernel: "linear_kernel", needs: ["HMMA.16816.F32.BF16", "LDGSTS.E.BYPASS.128", "LDSM"] },
-  { file: "linear_q8_0", kernel: "linear_kernel", needs: ["HMMA.16816.F32.BF16", "LDGSTS.E.BYPASS.128", "LDSM"] },
-  { file: "linear_q4_1", kernel: "linear_kernel", needs: ["HMMA.16816.F32.BF16", "LDGSTS.E.BYPASS.128", "LDSM"] },
-  { file: "attention_split", kernel: "attention_split_kernel", needs: ["HMMA.16816.F32.BF16", "LDGSTS"] },
-  { file: "attention_block", kernel: "attention_block_kernel", needs: ["HMMA.16816.F32.BF16", "LDGSTS"] },
-];
 
 const counts = { passed: 0, failed: 0 };
 function test(name, problem) {
@@ -27,18 +16,12 @@ function test(name, problem) {
 
 function check(folder, toolkit) {
   const kernels = readReports(folder);
-  for (const arch of ARCHS) {
-    const of = kernels.filter((kernel) => kernel.arch === arch);
-    const spilled = of.filter((kernel) => kernel.spill > (SPILLS[kernel.name] ?? 0)).map((kernel) => `${kernel.name} spills ${kernel.spill} bytes`);
-    test(`registers of ${of.length} kernels, ${arch}`, of.length === 0 ? "the report names no kernel" : spilled.join("; "));
-  }
-  for (const { file, kernel, needs } of INSTRUCTIONS) {
-    const code = sass(toolkit, join(folder, "nvcc", `${file}.o`));
-    for (const arch of ARCHS) {
-      const found = code.filter((part) => part.arch === arch && part.name.includes(kernel));
-      const lacking = found.flatMap((part) => needs.filter((word) => !part.text.includes(word)).map((word) => `${part.name} has no ${word}`));
-      test(`instructions of ${file}, ${arch}`, found.length === 0 ? `no kernel ${kernel}` : lacking.join("; "));
-    }
+  for (const arch of ARCHS) test(`registers of ${kernels.filter((kernel) => kernel.arch === arch).length} kernels, ${arch}`, spillProblem(kernels, arch));
+  const code = new Map();
+  for (const wanted of INSTRUCTIONS) {
+    const { file, kernel } = wanted;
+    if (!code.has(file)) code.set(file, sass(toolkit, join(folder, "nvcc", `${file}.o`)));
+    for (const arch of ARCHS) test(`instructions of ${file}, ${kernel.source}, ${arch}`, instructionProblem(code.get(file), arch, wanted));
   }
   process.stdout.write(`${counts.passed} passed, ${counts.failed} failed\n`);
   process.exitCode = counts.failed ? 1 : 0;

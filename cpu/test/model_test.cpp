@@ -11,6 +11,8 @@
 #include "kv_memory.h"
 #include "model.h"
 #include "support.h"
+#include "tiny_weights.h"
+#include "support.h"
 
 using namespace ls;
 using namespace ls::cpu;
@@ -34,16 +36,11 @@ struct Tiny {
   std::map<uint32_t, TensorView> views;
 
   explicit Tiny(const Options &o, uint64_t seed = 1) {
-    ls_config &c = config;
-    c.struct_size = sizeof c;
-    c.hidden = o.hidden, c.layers = o.layers, c.heads = o.heads, c.kv_heads = o.kv_heads, c.head_dim = o.head_dim, c.intermediate = o.intermediate, c.vocab = o.vocab;
-    c.rope_style = o.style, c.qkv_bias = o.qkv_bias, c.o_bias = o.o_bias, c.qk_norm = o.qk_norm, c.tied_embeddings = o.tied;
-    c.max_context = 1024, c.max_seqs = 8, c.max_batch_tokens = 1024, c.kv_dtype = o.kv, c.threads = 2;
-    c.rms_eps = 1e-5f, c.attn_scale = 1.0f / std::sqrt(static_cast<float>(o.head_dim)), c.rope_scale = 1.25f;
-    for (uint32_t i = 0; i < o.head_dim / 2; ++i) inv_freq.push_back(std::pow(100.0f, -2.0f * static_cast<float>(i) / static_cast<float>(o.head_dim)));
+    config = test::tiny_config(o);
+    config.rope_style = o.style, config.max_context = 1024, config.max_seqs = 8, config.max_batch_tokens = 1024, config.kv_dtype = o.kv;
+    inv_freq = test::tiny_inv_freq(o.head_dim);
     Random random(seed);
-    const uint32_t q = o.heads * o.head_dim, kv = o.kv_heads * o.head_dim;
-    const auto add = [&](uint32_t id, uint32_t rows, uint32_t cols, float scale, float offset) {
+    test::tiny_weights(o, 0.25f, [&](uint32_t id, uint32_t rows, uint32_t cols, float scale, float offset) {
       std::vector<float> data = random.normals(static_cast<size_t>(rows) * cols, scale);
       for (float &x : data) x = from_bf16(to_bf16(x + offset));
       TensorView view{nullptr, data.size() * 4, o.weights, rows, cols};
@@ -56,25 +53,7 @@ struct Tiny {
       values[id] = std::move(data);
       if (!view.data) view.data = reinterpret_cast<const uint8_t *>(values[id].data());
       views[id] = view;
-    };
-    add(LS_ROLE_EMBEDDING, o.vocab, o.hidden, 0.4f, 0);
-    add(LS_ROLE_FINAL_NORM, 1, o.hidden, 0.2f, 1);
-    if (!o.tied) add(LS_ROLE_LM_HEAD, o.vocab, o.hidden, 0.3f, 0);
-    for (uint32_t l = 0; l < o.layers; ++l) {
-      const uint32_t b = l * 256;
-      add(b + LS_ROLE_ATTN_NORM, 1, o.hidden, 0.2f, 1);
-      add(b + LS_ROLE_FFN_NORM, 1, o.hidden, 0.2f, 1);
-      add(b + LS_ROLE_Q, q, o.hidden, 0.25f, 0);
-      add(b + LS_ROLE_K, kv, o.hidden, 0.25f, 0);
-      add(b + LS_ROLE_V, kv, o.hidden, 0.25f, 0);
-      add(b + LS_ROLE_O, o.hidden, q, 0.1f, 0);
-      add(b + LS_ROLE_GATE, o.intermediate, o.hidden, 0.2f, 0);
-      add(b + LS_ROLE_UP, o.intermediate, o.hidden, 0.2f, 0);
-      add(b + LS_ROLE_DOWN, o.hidden, o.intermediate, 0.1f, 0);
-      if (o.qkv_bias) add(b + LS_ROLE_Q_BIAS, 1, q, 0.5f, 0), add(b + LS_ROLE_K_BIAS, 1, kv, 0.5f, 0), add(b + LS_ROLE_V_BIAS, 1, kv, 0.5f, 0);
-      if (o.o_bias) add(b + LS_ROLE_O_BIAS, 1, o.hidden, 0.3f, 0);
-      if (o.qk_norm) add(b + LS_ROLE_Q_NORM, 1, o.head_dim, 0.2f, 1), add(b + LS_ROLE_K_NORM, 1, o.head_dim, 0.2f, 1);
-    }
+    });
   }
 };
 

@@ -1,5 +1,6 @@
 // One-shot all-reduce over peer memory.
-//   area of a rank: flags (kMaxRanks, kReduceBlocks) u32, epochs (kReduceBlocks) u32, then two halves of max_elements wire elements
+//   area of a rank: flags (kMaxRanks, kReduceBlocks) u32, epochs (kReduceBlocks) u32, {1 once a wait was in vain, 0, 0, 0} u32, then two halves of
+//   max_elements wire elements
 // Flag [r][b] holds the epoch that block b of rank r has published. A block's epoch is the number of its calls, kept in memory so that a graph
 // can be replayed.
 #include "all_reduce.h"
@@ -11,7 +12,7 @@ namespace {
 
 constexpr unsigned kThreads = 256;
 constexpr size_t kFlagWords = size_t{kMaxRanks} * kReduceBlocks;
-constexpr size_t kHeadBytes = (kFlagWords + kReduceBlocks) * 4;
+constexpr size_t kHeadBytes = (kFlagWords + kReduceBlocks + 4) * 4;
 static_assert(kHeadBytes % 16 == 0);
 
 template <class Wire>
@@ -32,6 +33,7 @@ LS_KERNEL LS_BOUNDS(kThreads, 1) void all_reduce_kernel(AllReduce g, const Part 
     if (thread == r) areas[r] = g.areas[r];
   sync_block();
   uint32_t *own = static_cast<uint32_t *>(areas[g.rank]), *epochs = own + kFlagWords;
+  volatile uint32_t *in_vain = epochs + kReduceBlocks;  // here and not at the host: it is looked at in every call
   const uint32_t epoch = epochs[block] + 1;
 
   // Every block has its own elements, the same on all ranks.
@@ -44,10 +46,12 @@ LS_KERNEL LS_BOUNDS(kThreads, 1) void all_reduce_kernel(AllReduce g, const Part 
     if (thread != g.rank) store_release(static_cast<uint32_t *>(areas[thread]) + size_t{g.rank} * kReduceBlocks + block, epoch);
     const uint32_t *flag = own + size_t{thread} * kReduceBlocks + block;
     // Signed distance: epochs wrap around, and a rank may be one call ahead.
-    if (thread != g.rank)
+    // Nobody waits again once a wait was in vain: a step has two sums a layer, and each would take the whole limit.
+    if (thread != g.rank && *in_vain == 0)
       for (uint64_t looks = 0; static_cast<int32_t>(load_acquire(flag) - epoch) < 0; spin_pause())
         if (++looks > g.spin_limit) {
-          *g.error = 1 + static_cast<int32_t>(thread);
+          *in_vain = 1;
+          *static_cast<volatile int32_t *>(g.error) = 1 + static_cast<int32_t>(thread);
           break;
         }
   }
@@ -59,6 +63,15 @@ LS_KERNEL LS_BOUNDS(kThreads, 1) void all_reduce_kernel(AllReduce g, const Part 
     for (uint32_t r = 0; r < g.ranks; ++r) sum += load_wire(half_of<Wire>(areas[r], g.max_elements, epoch) + i);
     x[i] += sum;
   }
+}
+
+LS_KERNEL LS_BOUNDS(kThreads, 1) void residual_add_kernel(const float *sum, float *x, size_t n) {
+  const size_t i = (size_t{block_x()} * kThreads + thread_x()) * 4;
+  if (i >= n) return;
+  Float4 to = load_elements4(x + i);
+  const Float4 from = load_elements4(sum + i);
+  for (int e = 0; e < 4; ++e) to.v[e] += from.v[e];
+  store_elements4(x + i, to);
 }
 
 template <class Wire>
@@ -74,6 +87,10 @@ size_t all_reduce_bytes(size_t max_elements) { return kHeadBytes + 2 * ((max_ele
 
 void all_reduce_add(Stream stream, const AllReduce &group, const void *part, Element part_type, float *x, size_t n) {
   group.wire == Element::f32 ? run<float>(stream, group, part, part_type, x, n) : run<bf16>(stream, group, part, part_type, x, n);
+}
+
+void residual_add(Stream stream, const float *sum, float *x, size_t n) {
+  launch(residual_add_kernel, Dim{static_cast<unsigned>((n / 4 + kThreads - 1) / kThreads)}, Dim{kThreads}, 0, stream, sum, x, n);
 }
 
 }  // namespace ls::cuda

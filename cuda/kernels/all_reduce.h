@@ -24,9 +24,13 @@ struct AllReduce {
   size_t max_elements = 0;      // the same everywhere
   Element wire = Element::f32;  // elements in the exchange buffer
   uint64_t spin_limit = 1u << 26;  // looks at a flag before the call gives up
-  int32_t *error = nullptr;     // device or mapped host word: set to 1 + the silent rank on giving up; the sum is then wrong
+  // Device or mapped host word: set to 1 + the silent rank on giving up; the sum is then wrong. Calls after that wait for nobody.
+  int32_t *error = nullptr;
 };
 // x[i] += sum over ranks of part[i], i < n.   part (n) f32 or bf16 (the rank's own)   x (n) f32, the same on every rank before and after
 void all_reduce_add(Stream stream, const AllReduce &group, const void *part, Element part_type, float *x, size_t n);
+
+// x[i] += sum[i], i < n: what is left when something else has summed the parts.   n % 4 == 0, both 16-byte aligned
+void residual_add(Stream stream, const float *sum, float *x, size_t n);
 
 }  // namespace ls::cuda

@@ -59,10 +59,7 @@ LS_KERNEL LS_BOUNDS(kBlockWarps<DP> * 32, 1) void attention_block_kernel(Attenti
     const QueryRow rows[2] = {query_row(a, tile, kv_head, warp_row + g), query_row(a, tile, kv_head, warp_row + g + 8)};
     uint32_t q[DP <= 128 ? DP / 16 : 1][4];
     if constexpr (DP <= 128) {
-      LS_UNROLL
-      for (int k = 0; k < DP / 16; ++k)
-        LS_UNROLL
-        for (int r = 0; r < 4; ++r) q[k][r] = load_query(rows[r % 2].q, k * 16 + query_dim<kFp8>(t, r / 2, 0), head_dim);
+      load_queries<kFp8, DP>(q, rows, t, head_dim);
     } else {
       // As ldmatrix will read them: register half h of lane t is at columns 8h + 2t.
       for (int k = 0; k < DP / 16; ++k)
@@ -111,24 +108,9 @@ LS_KERNEL LS_BOUNDS(kBlockWarps<DP> * 32, 1) void attention_block_kernel(Attenti
           for (int e = 0; e < 4; ++e) s[n][e] = !masked || key0 + n * 8 + 2 * t + e % 2 <= rows[e / 2].position ? s[n][e] * scale : kNoKey;
         float shrink[2];
         softmax.step(s, shrink);
-        if (warp_any(shrink[0] != 1 || shrink[1] != 1)) {
-          LS_UNROLL
-          for (int n = 0; n < DP / 8; ++n)
-            LS_UNROLL
-            for (int e = 0; e < 4; ++e) out[n][e] *= shrink[e / 2];
-        }
+        shrink_sums(out, shrink);
         LS_UNROLL
-        for (int n = 0; n < kN; n += 2) {
-          uint32_t w[4];
-          weights_operand(w, s[n], s[n + 1]);
-          LS_UNROLL
-          for (int i = 0; i < DP / 32; ++i) {
-            uint32_t b[4][2];
-            load_values<kFp8, DP>(b, v + n * 8 * kRow, i, wide);
-            LS_UNROLL
-            for (int j = 0; j < 4; ++j) mma_m16n8k16(out[4 * i + j], w, b[j], out[4 * i + j]);
-          }
-        }
+        for (int n = 0; n < kN; n += 2) add_values<kFp8, DP>(out, s[n], s[n + 1], v + n * 8 * kRow, wide);
       }
       if (thread < kIds) page_ids[(stage + 2) % 3 * kIds + thread] = ahead;
     }

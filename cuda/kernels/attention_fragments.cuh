@@ -151,6 +151,39 @@ LS_DEVICE void weights_operand(uint32_t (&a)[4], const float (&low)[4], const fl
   a[3] = pack_bf16(high[2], high[3]);
 }
 
+// q of two rows (g and g + 8) as A operands, zeros beyond head_dim.
+template <bool kFp8, int DP>
+LS_DEVICE void load_queries(uint32_t (&q)[DP / 16][4], const QueryRow (&rows)[2], int t, int head_dim) {
+  LS_UNROLL
+  for (int k = 0; k < DP / 16; ++k)
+    LS_UNROLL
+    for (int r = 0; r < 4; ++r) q[k][r] = load_query(rows[r % 2].q, k * 16 + query_dim<kFp8>(t, r / 2, 0), head_dim);
+}
+
+// What is summed so far after a step of the softmax; mostly no row has found a larger score.
+template <int N>
+LS_DEVICE void shrink_sums(float (&out)[N][4], const float (&shrink)[2]) {
+  if (!warp_any(shrink[0] != 1 || shrink[1] != 1)) return;
+  LS_UNROLL
+  for (int n = 0; n < N; ++n)
+    LS_UNROLL
+    for (int e = 0; e < 4; ++e) out[n][e] *= shrink[e / 2];
+}
+
+// Adds weights·V of 16 keys (two tiles of weights, rows of `v`) to the sums.
+template <bool kFp8, int DP>
+LS_DEVICE void add_values(float (&out)[DP / 8][4], const float (&low)[4], const float (&high)[4], const uint8_t *v, const Widening &wide) {
+  uint32_t w[4];
+  weights_operand(w, low, high);
+  LS_UNROLL
+  for (int i = 0; i < DP / 32; ++i) {
+    uint32_t b[4][2];
+    load_values<kFp8, DP>(b, v, i, wide);
+    LS_UNROLL
+    for (int j = 0; j < 4; ++j) mma_m16n8k16(out[4 * i + j], w, b[j], out[4 * i + j]);
+  }
+}
+
 // Calls f.template operator()<fp8, padded head_dim>().
 template <class F>
 void dispatch_kv(const KvLayout &layout, F &&f) {

@@ -45,10 +45,7 @@ LS_KERNEL LS_BOUNDS(kSplitWarps<DP> * 32, DP == 128 ? 3 : 1) void attention_spli
     const int32_t *table = a.page_table + tile.page_offset + tile.key_begin / 16;
     const QueryRow rows[2] = {query_row(a, tile, kv_head, g), query_row(a, tile, kv_head, g + 8)};
     uint32_t q[DP / 16][4];
-    LS_UNROLL
-    for (int k = 0; k < DP / 16; ++k)
-      LS_UNROLL
-      for (int r = 0; r < 4; ++r) q[k][r] = load_query(rows[r % 2].q, k * 16 + query_dim<kFp8>(t, r / 2, 0), head_dim);
+    load_queries<kFp8, DP>(q, rows, t, head_dim);
 
     float out[DP / 8][4] = {};
     Softmax softmax;
@@ -79,21 +76,8 @@ LS_KERNEL LS_BOUNDS(kSplitWarps<DP> * 32, DP == 128 ? 3 : 1) void attention_spli
         for (int e = 0; e < 4; ++e) s[n][e] = tile.key_begin + page * 16 + n * 8 + 2 * t + e % 2 <= rows[e / 2].position ? s[n][e] * scale : kNoKey;
       float shrink[2];
       softmax.step(s, shrink);
-      if (warp_any(shrink[0] != 1 || shrink[1] != 1)) {
-        LS_UNROLL
-        for (int n = 0; n < DP / 8; ++n)
-          LS_UNROLL
-          for (int e = 0; e < 4; ++e) out[n][e] *= shrink[e / 2];
-      }
-      uint32_t w[4];
-      weights_operand(w, s[0], s[1]);
-      LS_UNROLL
-      for (int i = 0; i < DP / 32; ++i) {
-        uint32_t b[4][2];
-        load_values<kFp8, DP>(b, v, i, wide);
-        LS_UNROLL
-        for (int n = 0; n < 4; ++n) mma_m16n8k16(out[4 * i + n], w, b[n], out[4 * i + n]);
-      }
+      shrink_sums(out, shrink);
+      add_values<kFp8, DP>(out, s[0], s[1], v, wide);
       sync_warp();  // the stage is free
     }
     softmax.finish();

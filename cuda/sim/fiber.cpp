@@ -22,12 +22,16 @@ Stack::Stack(size_t bytes) {
   mprotect(mapping_, page, PROT_NONE);
 }
 
+// A fiber never returns, so its frames are marked still; the address may be somebody's memory next.
 Stack::~Stack() {
+  abandon();
+  munmap(mapping_, mapped_);
+}
+
+void Stack::abandon() const {
 #ifdef __SANITIZE_ADDRESS__
-  // A fiber never returns, so its frames are marked still; the address may be somebody's memory next.
   __asan_unpoison_memory_region(mapping_, mapped_);
 #endif
-  munmap(mapping_, mapped_);
 }
 
 void *Stack::prepare(void (*entry)()) const {

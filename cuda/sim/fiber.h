@@ -13,6 +13,8 @@ class Stack {
   Stack &operator=(const Stack &) = delete;
   // A stack pointer that starts entry() when switched to; entry must never return.
   void *prepare(void (*entry)()) const;
+  // For AddressSanitizer: what a fiber left that will never go on is no longer marked as in use.
+  void abandon() const;
   const void *bottom() const { return low_; }
   size_t bytes() const { return bytes_; }
 

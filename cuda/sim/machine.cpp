@@ -3,6 +3,7 @@
 
 #include <cstdlib>
 #include <cstring>
+#include <utility>
 
 #include "../device.h"
 
@@ -67,8 +68,9 @@ void Machine::resume(Fiber &fiber) {
 void Machine::yield() {
   Fiber &fiber = *current;
 #ifdef __SANITIZE_ADDRESS__
+  // Nowhere to keep it: the fiber ends here, and its fake stack (of detect_stack_use_after_return) is freed.
   void *fake = nullptr;
-  __sanitizer_start_switch_fiber(&fake, main_bottom, main_bytes);
+  __sanitizer_start_switch_fiber(fiber.state == State::done ? nullptr : &fake, main_bottom, main_bytes);
 #endif
   ls_sim_switch(&fiber.stack_pointer, main_stack);
 #ifdef __SANITIZE_ADDRESS__
@@ -76,8 +78,10 @@ void Machine::yield() {
 #endif
 }
 
-void Machine::fail(const std::string &what) {
-  fault = what;
+// The fiber never goes on, so no destructor of its frames runs: the text is moved out, and nothing is left behind.
+void Machine::fail(std::string what) {
+  std::string().swap(fault);
+  fault = std::move(what);
   for (;;) yield();
 }
 
@@ -175,7 +179,12 @@ void run_grid(const Dim &grid, const Dim &block, size_t smem, const std::functio
   m.running = true;
   struct Reset {
     Machine &m;
-    ~Reset() { m.running = false; }
+    ~Reset() {
+      m.running = false;
+      // A fault leaves fibers in the middle of a kernel.
+      for (size_t i = 0; i < m.fibers.size(); ++i)
+        if (std::exchange(m.fibers[i].state, State::done) != State::done) m.stacks[i]->abandon();
+    }
   } reset{m};
   for (unsigned z = 0; z < grid.z; ++z)
     for (unsigned y = 0; y < grid.y; ++y)

@@ -42,7 +42,7 @@ struct Machine {
   // From a fiber: lets the scheduler go on; returns when the fiber is chosen again.
   void yield();
   // From a fiber: ends the launch with a Fault.
-  [[noreturn]] void fail(const std::string &what);
+  [[noreturn]] void fail(std::string what);
   void collective(const char *op, void *args, Collective body);
 
  private:

@@ -2,83 +2,25 @@
 // "Device" memory is host memory that ends at a page nobody may touch, filled with NaNs.
 //
 // For tests, from the environment: LAYERSCALE_SIM_DEVICES (1), LAYERSCALE_SIM_CAPABILITY ("9.0"), LAYERSCALE_SIM_MEMORY (bytes of each device,
-// 8 GiB), LAYERSCALE_SIM_DRIVER (CUDA version that the driver serves, 13000; 0 = no driver).
+// 8 GiB), LAYERSCALE_SIM_DRIVER (CUDA version that the driver serves, 13000; 0 = no driver), LAYERSCALE_SIM_PEERS (1; 0 = no device reaches another's
+// memory), LAYERSCALE_SIM_LAZY (0; 1 = kernels must be loaded before they are launched).
 #include <pthread.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
-#include <condition_variable>
 #include <cstdlib>
 #include <cstring>
-#include <deque>
-#include <exception>
 #include <map>
 #include <mutex>
+#include <set>
 #include <thread>
 #include <vector>
 
 #include "record.h"
-
-using Work = std::function<void()>;
-
-struct CUstream_st {
-  std::mutex mutex;
-  std::condition_variable changed;
-  std::deque<Work> queue;
-  uint64_t submitted = 0, completed = 0;
-  bool stop = false, capturing = false;
-  std::vector<Work> recorded;  // while capturing
-  std::string fault;           // of a kernel; nothing runs any more
-  std::thread thread;
-
-  void push(Work work) {
-    {
-      const std::lock_guard lock(mutex);
-      if (capturing) return recorded.push_back(std::move(work));
-      queue.push_back(std::move(work));
-      ++submitted;
-    }
-    changed.notify_all();
-  }
-  ls::Status wait(uint64_t ticket) {
-    std::unique_lock lock(mutex);
-    changed.wait(lock, [&] { return completed >= ticket; });
-    return fault.empty() ? ls::Status::good() : ls::Status::fail(LS_INTERNAL, "simulated kernel: " + fault);
-  }
-  void run() {
-    std::unique_lock lock(mutex);
-    for (;;) {
-      changed.wait(lock, [&] { return stop || !queue.empty(); });
-      if (queue.empty()) return;
-      Work work = std::move(queue.front());
-      queue.pop_front();
-      const bool healthy = fault.empty();
-      lock.unlock();
-      std::string problem;
-      try {
-        if (healthy) work();
-      } catch (const std::exception &e) {
-        problem = e.what();
-      }
-      lock.lock();
-      if (!problem.empty()) fault = problem;
-      ++completed;
-      changed.notify_all();
-    }
-  }
-};
-
-struct CUevent_st {
-  std::mutex mutex;
-  CUstream_st *stream = nullptr;
-  uint64_t ticket = 0;  // of the stream's work, all that was submitted when the event was recorded
-};
-
-struct CUgraphExec_st {
-  std::vector<Work> work;
-};
+#include "simulator.h"
+#include "stream.h"
 
 namespace ls::cuda {
 namespace {
@@ -146,6 +88,14 @@ bool sim_record(Stream stream, Work work) {
   return true;
 }
 
+bool sim_only_load(const void *kernel) {
+  static std::set<const void *> loaded;
+  const std::lock_guard lock(g_mutex);
+  if (OnlyLoad::active) loaded.insert(kernel);
+  else if (setting("LAYERSCALE_SIM_LAZY", 0) != 0 && !loaded.contains(kernel)) throw sim::Fault("a kernel is launched that was not loaded before");
+  return OnlyLoad::active;
+}
+
 DriverVersions driver_versions() { return {static_cast<int>(setting("LAYERSCALE_SIM_DRIVER", 13000)), 13000}; }
 
 Status device_count(int &count) {
@@ -195,6 +145,11 @@ Status device_alloc(size_t bytes, void **out) { return guarded_alloc(bytes, t_de
 void device_free(void *memory) { guarded_free(memory); }
 Status host_alloc(size_t bytes, void **out) { return guarded_alloc(bytes, -1, out); }
 void host_free(void *memory) { guarded_free(memory); }
+Status peer_possible(int device, int peer, bool &possible) {
+  possible = setting("LAYERSCALE_SIM_PEERS", 1) != 0;
+  Status status = check_device(device);
+  return status.ok() ? check_device(peer) : status;
+}
 Status enable_peer(int device, int peer) {
   if (Status status = check_device(device); !status.ok()) return status;
   return check_device(peer);

@@ -11,6 +11,8 @@
 #include <cstring>
 #include <stdexcept>
 
+#include "tiny_weights.h"
+
 namespace ls::test {
 namespace {
 
@@ -108,47 +110,43 @@ Tokens random_tokens(uint32_t count, uint32_t vocab, uint64_t seed) {
   return out;
 }
 
+// What a tensor is multiplied by for K to be k_gain and V to be v_gain times as large, with the same answer.
+static float gain_of(const TinyOptions &o, uint32_t id) {
+  const uint32_t layer = id / 256;
+  const float k = layer < o.k_gain.size() ? o.k_gain[layer] : 1, v = layer < o.v_gain.size() ? o.v_gain[layer] : 1;
+  switch (id % 256) {
+    // A norm per head undoes what the matrix before it does.
+    case LS_ROLE_Q: case LS_ROLE_Q_BIAS: return o.qk_norm ? 1 : 1 / k;
+    case LS_ROLE_K: case LS_ROLE_K_BIAS: return o.qk_norm ? 1 : k;
+    case LS_ROLE_Q_NORM: return 1 / k;
+    case LS_ROLE_K_NORM: return k;
+    case LS_ROLE_V: case LS_ROLE_V_BIAS: return v;
+    case LS_ROLE_O: return 1 / v;
+    default: return 1;
+  }
+}
+
 TinyModel::TinyModel(const TinyOptions &o, uint64_t seed) : options(o) {
-  for (uint32_t i = 0; i < o.head_dim / 2; ++i) inv_freq.push_back(std::pow(100.0f, -2.0f * static_cast<float>(i) / static_cast<float>(o.head_dim)));
+  inv_freq = tiny_inv_freq(o.head_dim);
   char name[] = "/tmp/layerscale-tiny-XXXXXX";
   const int fd = mkstemp(name);
   if (fd < 0) throw std::runtime_error("no temporary file");
   path = name;
   std::FILE *file = fdopen(fd, "wb");
   Random random(seed);
-  const auto add = [&](uint32_t id, uint32_t rows, uint32_t cols, float scale, float offset) {
+  tiny_weights(o, 0.12f, [&](uint32_t id, uint32_t rows, uint32_t cols, float scale, float offset) {
     std::vector<float> values(size_t{rows} * cols);
-    for (float &v : values) v = random.normal() * scale + offset;
+    const float gain = gain_of(o, id);
+    for (float &v : values) v = (random.normal() * scale + offset) * gain;
     const uint32_t dtype = rows == 1 ? static_cast<uint32_t>(LS_DTYPE_F32) : o.weights;
     const std::vector<uint8_t> data = encode(values, dtype);
     tensors.push_back({id, dtype, rows, cols, bytes, data.size()});
     std::fwrite(data.data(), 1, data.size(), file);
-    const std::vector<uint8_t> pad((64 - data.size() % 64) % 64);
-    std::fwrite(pad.data(), 1, pad.size(), file);
-    bytes += data.size() + pad.size();
-  };
-  const uint32_t q = o.heads * o.head_dim, kv = o.kv_heads * o.head_dim;
-  add(LS_ROLE_EMBEDDING, o.vocab, o.hidden, 0.4f, 0);
-  add(LS_ROLE_FINAL_NORM, 1, o.hidden, 0.2f, 1);
-  if (!o.tied) add(LS_ROLE_LM_HEAD, o.vocab, o.hidden, 0.3f, 0);
-  for (uint32_t l = 0; l < o.layers; ++l) {
-    const uint32_t b = l * 256;
-    const float k_gain = o.k_gain.empty() ? 1 : o.k_gain[l], v_gain = o.v_gain.empty() ? 1 : o.v_gain[l];
-    // A norm per head undoes what the matrix before it does.
-    const float k = o.qk_norm ? 1 : k_gain, k_norm = o.qk_norm ? k_gain : 1;
-    add(b + LS_ROLE_ATTN_NORM, 1, o.hidden, 0.2f, 1);
-    add(b + LS_ROLE_FFN_NORM, 1, o.hidden, 0.2f, 1);
-    add(b + LS_ROLE_Q, q, o.hidden, 0.12f / k, 0);
-    add(b + LS_ROLE_K, kv, o.hidden, 0.12f * k, 0);
-    add(b + LS_ROLE_V, kv, o.hidden, 0.25f * v_gain, 0);
-    add(b + LS_ROLE_O, o.hidden, q, 0.1f / v_gain, 0);
-    add(b + LS_ROLE_GATE, o.intermediate, o.hidden, 0.2f, 0);
-    add(b + LS_ROLE_UP, o.intermediate, o.hidden, 0.2f, 0);
-    add(b + LS_ROLE_DOWN, o.hidden, o.intermediate, 0.1f, 0);
-    if (o.qkv_bias) add(b + LS_ROLE_Q_BIAS, 1, q, 0.5f / k, 0), add(b + LS_ROLE_K_BIAS, 1, kv, 0.5f * k, 0), add(b + LS_ROLE_V_BIAS, 1, kv, 0.5f * v_gain, 0);
-    if (o.o_bias) add(b + LS_ROLE_O_BIAS, 1, o.hidden, 0.3f, 0);
-    if (o.qk_norm) add(b + LS_ROLE_Q_NORM, 1, o.head_dim, 0.2f / k_norm, 1 / k_norm), add(b + LS_ROLE_K_NORM, 1, o.head_dim, 0.2f * k_norm, k_norm);
-  }
+    const size_t pad = (64 - data.size() % 64) % 64;
+    constexpr uint8_t kZeros[64] = {};
+    std::fwrite(kZeros, 1, pad, file);
+    bytes += data.size() + pad;
+  });
   std::fclose(file);
 }
 
@@ -156,12 +154,9 @@ TinyModel::~TinyModel() { unlink(path.c_str()); }
 
 ls_config TinyModel::config(uint32_t kv_dtype, uint32_t ranks) const {
   const TinyOptions &o = options;
-  ls_config c{};
-  c.struct_size = sizeof c;
-  c.hidden = o.hidden, c.layers = o.layers, c.heads = o.heads, c.kv_heads = o.kv_heads, c.head_dim = o.head_dim, c.intermediate = o.intermediate, c.vocab = o.vocab;
-  c.rope_style = o.interleaved ? LS_ROPE_INTERLEAVED : LS_ROPE_HALF, c.qkv_bias = o.qkv_bias, c.o_bias = o.o_bias, c.qk_norm = o.qk_norm, c.tied_embeddings = o.tied;
-  c.max_context = o.max_context, c.max_seqs = o.max_seqs, c.max_batch_tokens = o.max_batch_tokens, c.kv_dtype = kv_dtype, c.prefix_cache = 1, c.threads = 2, c.ranks = ranks;
-  c.rms_eps = 1e-5f, c.attn_scale = 1.0f / std::sqrt(static_cast<float>(o.head_dim)), c.rope_scale = 1.25f;
+  ls_config c = tiny_config(o);
+  c.rope_style = o.interleaved ? LS_ROPE_INTERLEAVED : LS_ROPE_HALF;
+  c.max_context = o.max_context, c.max_seqs = o.max_seqs, c.max_batch_tokens = o.max_batch_tokens, c.kv_dtype = kv_dtype, c.prefix_cache = 1, c.ranks = ranks;
   return c;
 }
 
@@ -174,11 +169,16 @@ AbiEngine::AbiEngine(const Api &api, const TinyModel &model, uint32_t kv_dtype, 
     : api_(api), result_(LS_RESULT_HEADER_WORDS + 64 * (LS_RESULT_ROW_WORDS + 2 * LS_MAX_LOGPROBS)) {
   const ls_config config = model.config(kv_dtype, ranks);
   call(api.engine_create(&config, model.inv_freq.data(), &engine_), "ls_engine_create");
-  const int32_t file = call(api.weights_map(engine_, model.path.c_str(), model.bytes), "ls_weights_map");
-  for (const TinyModel::Tensor &t : model.tensors) call(api.weights_set(engine_, t.id, static_cast<uint32_t>(file), t.offset, t.bytes, t.dtype, t.rows, t.cols), "ls_weights_set");
-  if (!kv_scales.empty()) call(api.kv_scales(engine_, kv_scales.data(), static_cast<uint32_t>(kv_scales.size() / 2)), "ls_kv_scales");
-  call(api.weights_finish(engine_), "ls_weights_finish");
-  call(api.pool_create(engine_, pages), "ls_pool_create");
+  try {
+    const int32_t file = call(api.weights_map(engine_, model.path.c_str(), model.bytes), "ls_weights_map");
+    for (const TinyModel::Tensor &t : model.tensors) call(api.weights_set(engine_, t.id, static_cast<uint32_t>(file), t.offset, t.bytes, t.dtype, t.rows, t.cols), "ls_weights_set");
+    if (!kv_scales.empty()) call(api.kv_scales(engine_, kv_scales.data(), static_cast<uint32_t>(kv_scales.size() / 2)), "ls_kv_scales");
+    call(api.weights_finish(engine_), "ls_weights_finish");
+    call(api.pool_create(engine_, pages), "ls_pool_create");
+  } catch (...) {
+    api.engine_destroy(engine_);
+    throw;
+  }
 }
 
 AbiEngine::~AbiEngine() { api_.engine_destroy(engine_); }

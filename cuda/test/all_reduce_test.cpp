@@ -7,6 +7,9 @@
 #include "../memory.h"
 #include "attention_cases.h"
 #include "kernels/all_reduce.h"
+#ifndef LS_TEST_GPU
+#include "sim/simulator.h"
+#endif
 
 using namespace ls::cuda;
 using cases::bf16_bits;
@@ -115,4 +118,46 @@ TEST("a rank that never comes is named, and the wait ends") {
   all_reduce_add(nullptr, group, part.data(), Element::f32, x.data(), n);
   finish();
   CHECK_EQ(error[0], 2);
+}
+
+#ifndef LS_TEST_GPU
+TEST("once a rank has been waited for in vain, no later call waits") {
+  const size_t n = 100;
+  Guarded<uint8_t> first(all_reduce_bytes(n)), second(all_reduce_bytes(n));
+  std::memset(first.data(), 0, first.size());
+  std::memset(second.data(), 0, second.size());
+  const Guarded<float> part(std::vector<float>(n, 1.0f));
+  Guarded<float> x(std::vector<float>(n, 0.0f));
+  int32_t error = 0;
+  AllReduce group;
+  group.areas[0] = first.data(), group.areas[1] = second.data();
+  group.ranks = 2, group.max_elements = n, group.spin_limit = 500, group.error = &error;
+  const auto switches = [&] {
+    const uint64_t before = sim::switches();
+    all_reduce_add(nullptr, group, part.data(), Element::f32, x.data(), n);
+    return sim::switches() - before;
+  };
+  // Every look of a waiting thread is a switch of fibers. Blocks run one after the other here: the first one waits.
+  const uint64_t waited = switches(), after = switches();
+  CHECK(waited > group.spin_limit);
+  CHECK_EQ(error, 2);
+  CHECK_EQ(waited - after, group.spin_limit);
+  // Nothing is left of it in a group that begins anew.
+  error = 0;
+  std::memset(first.data(), 0, first.size());
+  CHECK(switches() > after);
+  CHECK_EQ(error, 2);
+}
+#endif
+
+TEST("a sum made elsewhere is added to the residual stream") {
+  for (const size_t n : {size_t{4}, size_t{1020}, size_t{4096}}) {
+    std::vector<float> sum(n), x(n);
+    for (size_t i = 0; i < n; ++i) sum[i] = static_cast<float>(i) * 0.37f, x[i] = 5.0f - static_cast<float>(i);
+    const Guarded<float> from(sum);
+    Guarded<float> to(x);
+    residual_add(nullptr, from.data(), to.data(), n);
+    for (size_t i = 0; i < n; ++i) CHECK_EQ(to[i], x[i] + sum[i]);
+    to.check_surroundings();
+  }
 }

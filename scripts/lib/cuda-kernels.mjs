@@ -52,10 +52,14 @@ export function readReports(folder) {
 /** Machine code of an object file, one entry a kernel and architecture. */
 export function sass(toolkit, object) {
   const env = { ...process.env, PATH: `${join(toolkit, "bin")}:${process.env.PATH}` };
-  const text = execFileSync(join(toolkit, "bin", "cuobjdump"), ["-sass", object], { encoding: "utf8", env, maxBuffer: 1 << 28 });
+  return parseSass(execFileSync(join(toolkit, "bin", "cuobjdump"), ["-sass", object], { encoding: "utf8", env, maxBuffer: 1 << 28 }));
+}
+
+/** @returns {{ name: string, arch: string, text: string }[]} of a listing of cuobjdump */
+export function parseSass(text) {
   const parts = [];
   let arch = "";
-  for (const section of text.split(/^(?=\s*(?:Function : |Fatbin elf code:))/m)) {
+  for (const section of text.split(/^(?=\s*(?:Function : |Fatbin (?:elf|ptx) code:))/m)) {
     arch = plainArch(/^arch = (\S+)/m.exec(section)?.[1] ?? arch);
     const name = /^\s*Function : (\S+)/.exec(section)?.[1];
     if (name) parts.push({ name, arch, text: section });
