@@ -128,7 +128,7 @@ Status device_info_json(std::string &json) {
   const Status status = device_count(count);
   std::string devices;
   for (int i = 0; i < count; ++i) devices += (i > 0 ? "," : "") + device_json(i);
-  json = "{\"device\":\"cuda\",\"isa\":\"cuda\",\"isas\":[\"cuda\"],\"threads\":0,\"name\":\"CUDA\",\"driver\":" + std::to_string(versions.driver) + ",\"runtime\":" + std::to_string(versions.runtime) + ",\"devices\":[" + devices + "]" +
+  json = "{\"device\":\"cuda\",\"isa\":\"cuda\",\"isas\":[\"cuda\"],\"threads\":0,\"name\":\"CUDA\",\"queues\":true,\"driver\":" + std::to_string(versions.driver) + ",\"runtime\":" + std::to_string(versions.runtime) + ",\"devices\":[" + devices + "]" +
          (status.ok() ? "}" : ",\"error\":\"" + plain(status.text) + "\"}");
   return Status::good();
 }

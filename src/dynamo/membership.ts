@@ -1,5 +1,6 @@
 import type { KvEvent } from "../engine/types.ts";
 import { logger } from "../telemetry/log.ts";
+import { within } from "../util/within.ts";
 import { type Discovery, DiscoveryError, type DiscoveryRecord } from "./discovery/discovery.ts";
 import { type EndpointName, endpointKey, hexId, instance, type Instance, instanceRecord, modelRecord } from "./discovery/records.ts";
 import { KvEventLog } from "./event-plane/kv-event-log.ts";
@@ -128,7 +129,7 @@ export class Membership {
   async leave(): Promise<void> {
     this.#leaving = true;
     const { discovery } = this.#options;
-    if (await settled(this.#work, SETTLE_MS)) {
+    if (await within(this.#work, SETTLE_MS)) {
       try {
         for (const record of this.#now?.records.toReversed() ?? []) await discovery.remove(record.bucket, record.key);
       } catch (error) {
@@ -271,13 +272,4 @@ export class Membership {
       await this.#options.plane.unregister(name, registration.id).catch((error: unknown) => log.warn("endpoint not withdrawn", { endpoint: name.endpoint, error }));
     }
   }
-}
-
-/** Whether a promise is done within a time. */
-async function settled(promise: Promise<unknown>, ms: number): Promise<boolean> {
-  let timer: ReturnType<typeof setTimeout> | undefined;
-  const late = new Promise<boolean>((resolve) => (timer = setTimeout(() => resolve(false), ms)));
-  const done = await Promise.race([promise.then(() => true), late]);
-  clearTimeout(timer);
-  return done;
 }

@@ -4,6 +4,7 @@ import { VERSION } from "../config/version.ts";
 import { logger, setLogFilter } from "../telemetry/log.ts";
 import { EngineMetrics } from "../telemetry/metrics.ts";
 import { onStopSignal, type StopSignal } from "../util/signals.ts";
+import { within } from "../util/within.ts";
 import { type Discovery, DiscoveryError } from "./discovery/discovery.ts";
 import { openDiscovery } from "./discovery/open.ts";
 import { type EndpointName, hexId } from "./discovery/records.ts";
@@ -83,18 +84,6 @@ export async function runWorker(config: DynamoConfig, stop: StopSignal, load: ()
   } finally {
     await worker.release();
   }
-}
-
-/** Waits for a promise; false when the time is over, or the signal is raised, first. */
-async function within(promise: Promise<unknown>, ms: number, also?: AbortSignal): Promise<boolean> {
-  let timer: ReturnType<typeof setTimeout> | undefined;
-  const late = new Promise<boolean>((resolve) => {
-    timer = setTimeout(() => resolve(false), also?.aborted ? 0 : ms);
-    also?.addEventListener("abort", () => resolve(false), { once: true });
-  });
-  const result = await Promise.race([promise.then(() => true), late]);
-  clearTimeout(timer);
-  return result;
 }
 
 class DynamoWorker {

@@ -1,5 +1,6 @@
 import { dlopen, type Pointer } from "bun:ffi";
 import { MessageChannel, receiveMessageOnPort, Worker, type MessagePort } from "node:worker_threads";
+import { within } from "../util/within.ts";
 import { EngineError } from "./errors.ts";
 import { symbols } from "./native/abi.gen.ts";
 import type { Command, EngineWorkerData, Report } from "./protocol.ts";
@@ -42,7 +43,7 @@ export class EngineThread {
       }
       this.#receive(reports, start.onProgress);
     });
-    const workerData: EngineWorkerData = { kind: "layerscale-engine", options, checkPages: start.checkPages ?? false, port: port2, signal: this.#signal };
+    const workerData: EngineWorkerData = { kind: "layerscale-engine", options, checkPages: start.checkPages ?? false, stepsSubmitted: start.stepsSubmitted ?? null, port: port2, signal: this.#signal };
     // The program's own entry: one name that holds in development and in the compiled executable.
     this.#worker = new Worker(start.workerEntry ?? Bun.main, { workerData, transferList: [port2] });
     this.#worker.on("error", (error: unknown) => this.#died(`the engine thread failed: ${error instanceof Error ? error.message : String(error)}`));
@@ -68,10 +69,7 @@ export class EngineThread {
   async #stop(): Promise<void> {
     this.#stopPolling();
     this.send({ kind: "stop" });
-    let timer: ReturnType<typeof setTimeout> | undefined;
-    const timeout = new Promise<"timeout">((resolve) => (timer = setTimeout(() => resolve("timeout"), STOP_WAIT_MS)));
-    if ((await Promise.race([this.#exited.promise, timeout])) === "timeout") await this.#worker.terminate();
-    clearTimeout(timer);
+    if (!(await within(this.#exited.promise, STOP_WAIT_MS))) await this.#worker.terminate();
     this.#gone = true;
     this.#port.close();
   }

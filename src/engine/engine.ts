@@ -1,6 +1,7 @@
 import { logger } from "../telemetry/log.ts";
 import { monotonicMs } from "../util/clock.ts";
 import { joinU64 } from "../util/words.ts";
+import { within } from "../util/within.ts";
 import { EngineError } from "./errors.ts";
 import { EngineThread } from "./engine-thread.ts";
 import { Listeners } from "./listeners.ts";
@@ -147,8 +148,9 @@ export class Engine {
     const asked = Promise.withResolvers<void>();
     this.#asked.set(id, asked);
     this.#thread.send(command(id));
-    const done = await within(asked.promise.then(() => true), COMMAND_WAIT_MS).finally(() => this.#asked.delete(id));
-    if (done !== true) throw new EngineError("engine", `the engine did not ${what} within ${COMMAND_WAIT_MS} ms`);
+    const done = await within(asked.promise, COMMAND_WAIT_MS).finally(() => this.#asked.delete(id));
+    if (!done) throw new EngineError("engine", `the engine did not ${what} within ${COMMAND_WAIT_MS} ms`);
+    await asked.promise;
   }
 
   #admit(request: GenerateRequest): OpenRequest {
@@ -272,16 +274,6 @@ export class Engine {
     if (loading) return this.#started.reject(error);
     log.error("the engine has failed", { error });
     this.#onFailure.emit(error);
-  }
-}
-
-/** The promise's value, or null after the time. */
-async function within<T>(promise: Promise<T>, ms: number): Promise<T | null> {
-  let timer: ReturnType<typeof setTimeout> | undefined;
-  try {
-    return await Promise.race([promise, new Promise<null>((resolve) => (timer = setTimeout(() => resolve(null), ms)))]);
-  } finally {
-    clearTimeout(timer);
   }
 }
 

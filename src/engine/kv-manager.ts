@@ -27,13 +27,20 @@ export type PullAttempt =
   /** Nothing was opened. layout: KV of another kind · pages: none free · source: the address is none */
   | { kind: "layout" | "pages" | "source"; text: string };
 
+type StepCounts = Pick<PoolCounts, "free" | "cached" | "held" | "total">;
+
+function check({ free, cached, held, total }: StepCounts, expected: number): void {
+  if (free + cached === expected && free + cached + held === total) return;
+  throw new EngineError("engine", `page counts differ: expected ${expected} free or cached pages of ${total}, native reports free ${free}, cached ${cached}, held ${held}`);
+}
+
 /** The calls of the native pool that scheduling needs. */
 export type PagePool = Pick<NativeBackend, "openSequence" | "closeSequence" | "poolStats">;
 
 /**
  * Page arithmetic for the scheduler. Native owns pages, tables and the prefix tree; this mirror knows how many pages a step may take
  * and what a row needs. Opening and closing re-read the native counts (how many attached pages were evictable is known only there);
- * a step's effect is predicted and compared with the counts that its result carries.
+ * a step's effect is predicted and compared with the counts after its submission and with those that its result carries.
  */
 export class KvManager {
   #counts: PoolCounts;
@@ -137,14 +144,18 @@ export class KvManager {
     this.#counts = this.pool.poolStats();
   }
 
-  /** The counts of a step's result, after a step that took `taken` pages. */
-  settle(result: { free: number; cached: number; held: number; total: number }, taken: number): void {
-    const expected = this.available - taken;
+  /** A step that takes `pages` pages was submitted. */
+  took(pages: number): void {
+    const expected = this.available - pages;
+    this.sync();
+    if (this.options.strict) check(this.#counts, expected);
+  }
+
+  /** The counts of a step's result. */
+  settle(result: StepCounts): void {
+    const expected = this.available;
     const { openSeqs, evictions } = this.#counts;
-    this.#counts = { ...result, openSeqs, evictions };
-    if (!this.options.strict) return;
-    if (this.available !== expected || result.free + result.cached + result.held !== result.total) {
-      throw new EngineError("engine", `page counts differ: expected ${expected} free or cached pages of ${result.total}, native reports free ${result.free}, cached ${result.cached}, held ${result.held}`);
-    }
+    this.#counts = { free: result.free, cached: result.cached, held: result.held, total: result.total, openSeqs, evictions };
+    if (this.options.strict) check(result, expected);
   }
 }

@@ -6,7 +6,7 @@ import { modelDigest } from "./model-digest.ts";
 import { type NativeBackend, NativeError } from "./native/backend.ts";
 import type { NativeTransfer } from "./native/transfer.ts";
 import { EngineError } from "./errors.ts";
-import { maxBatchTokens } from "./scheduler.ts";
+import { maxBatchTokens } from "./step-budget.ts";
 import { Sequence } from "./sequence.ts";
 import { StepPlan, type Row } from "./step-plan.ts";
 import type { EngineInfo, EngineOptions, LoadProgress } from "./types.ts";

@@ -9,7 +9,8 @@ import { noteOf, type TransferNote } from "./pulls.ts";
 import { packOutputs, type Command, type EngineWorkerData, type Report } from "./protocol.ts";
 import { Scheduler, type SequenceOutput } from "./scheduler.ts";
 import { Sequence } from "./sequence.ts";
-import type { Row, StepPlan } from "./step-plan.ts";
+import { MAX_STEPS_SUBMITTED, StepPipeline } from "./step-pipeline.ts";
+import type { StepPlan } from "./step-plan.ts";
 import type { EngineStats, Refusal, TransferCounts } from "./types.ts";
 
 /** Work queued and no step possible for this long is a failure, not silence. */
@@ -20,15 +21,15 @@ const STALL_RETRY_MS = 20;
 /** How soon the end of a pull is noticed by a thread that has nothing else to do, and that of a copy. */
 const PULL_POLL_MS = 1;
 const COPY_POLL_MS = 25;
-/** Plans refused one after the other for want of pages before that is a failure. */
-const MAX_REFUSALS = 16;
 
 /**
- * The engine thread: schedule, submit, wait, apply, report. It never returns to an event loop: commands are taken from the port
- * between steps, and the thread sleeps on the signal word when there is nothing to do.
+ * The engine thread: schedule, submit, wait, apply, report. A device that queues steps has the next one by the time the thread waits for
+ * the one before. It never returns to an event loop: commands are taken from the port between steps, and the thread sleeps on the signal
+ * word when there is nothing to do.
  */
 export class EngineLoop {
   readonly scheduler: Scheduler;
+  readonly #pipeline: StepPipeline;
   readonly #sequences = new Map<number, Sequence>();
   readonly #events = int32Words(16384);
   /** Not yet reported: from cancels and refusals between steps. */
@@ -42,9 +43,7 @@ export class EngineLoop {
   #counts: TransferCounts | null = null;
   /** Running sequences when stats were told last. */
   #toldRunning = 0;
-  #step = 0;
   #stalls = 0;
-  #refusals = 0;
   #stalledSince: number | null = null;
   #settled = true;
   #paused = false;
@@ -52,7 +51,7 @@ export class EngineLoop {
 
   constructor(
     private readonly backend: NativeBackend,
-    private readonly plan: StepPlan,
+    plan: StepPlan,
     private readonly data: EngineWorkerData,
     contextLength: number,
     private readonly clock: () => number,
@@ -62,6 +61,8 @@ export class EngineLoop {
     const kv = new KvManager(backend, { prefixCache, strict: data.checkPages }, transfer?.native ?? null);
     this.#counts = transfer?.native.stats() ?? null;
     this.scheduler = new Scheduler(kv, { chunkedPrefillSize, maxNumSeqs, contextLength });
+    const depth = data.stepsSubmitted ?? (backend.device.queues ? MAX_STEPS_SUBMITTED : 1);
+    this.#pipeline = new StepPipeline(backend, plan, this.scheduler, { depth, strict: data.checkPages }, clock);
   }
 
   /** Until a stop command. Throws when the device fails or the scheduler stalls. */
@@ -76,34 +77,21 @@ export class EngineLoop {
         this.#errors.push([sequence.key, message, refusal]);
         this.#emit({ sequence, token: null, logprob: 0, top: [], finishReason: "error" });
       }
-      if (rows.length > 0) this.#runStep(rows);
-      else this.#rest(seen);
+      if (rows.length > 0) {
+        this.#stalledSince = null;
+        this.#settled = false;
+      }
+      const submitted = rows.length > 0 && this.#pipeline.submit(rows);
+      if (submitted ? this.#pipeline.full : this.#pipeline.busy) this.#complete();
+      else if (rows.length === 0) this.#rest(seen);
     }
     for (const sequence of this.#sequences.values()) this.#end(sequence, "error", "the engine is stopping");
     this.#publish();
   }
 
-  #runStep(rows: Row[]): void {
-    this.#stalledSince = null;
-    this.#settled = false;
-    const step = (this.#step + 1) | 0;
-    try {
-      this.backend.submit(this.plan.pack(rows, step).words, this.plan.length);
-    } catch (error) {
-      const noPages = error instanceof NativeError && error.status === ls_status.LS_NO_PAGES;
-      if (this.data.checkPages || !noPages || this.scheduler.running.length < 2 || ++this.#refusals > MAX_REFUSALS) throw error;
-      // Native knows the pages better than the mirror: take its counts, make room, plan again.
-      this.scheduler.kv.sync();
-      this.scheduler.preemptLast();
-      return;
-    }
-    this.#step = step;
-    this.#refusals = 0;
-    const now = this.clock();
-    for (const { sequence } of rows) sequence.admittedAt ??= now;
-    const result = this.plan.unpack(this.backend.wait(this.plan.result));
-    if (result.step !== step) throw new EngineError("engine", `ls_step_wait returned step ${result.step}, expected ${step}`);
-    for (const output of this.scheduler.apply(rows, result)) this.#emit(output);
+  /** Takes the result of the oldest submitted step in. */
+  #complete(): void {
+    for (const output of this.#pipeline.complete()) this.#emit(output);
     this.#publish();
   }
 
@@ -178,6 +166,7 @@ export class EngineLoop {
           break;
         case "pause":
           this.#paused = command.paused;
+          while (this.#paused && this.#pipeline.busy) this.#complete();
           this.#post({ kind: "done", id: command.id });
           break;
         case "drop":
@@ -280,7 +269,7 @@ export class EngineLoop {
     const external = (list: Sequence[]): number => list.reduce((sum, sequence) => sum + (sequence.internal ? 0 : 1), 0);
     return {
       running: external(running), waiting: external(waiting), pagesTotal: total, pagesFree: free, pagesCached: cached, pagesHeld: held,
-      steps: this.#step, preemptions, evictions, stalls: this.#stalls, promptTokensComputed, transfer: this.#counts,
+      steps: this.#pipeline.steps, preemptions, evictions, stalls: this.#stalls, promptTokensComputed, transfer: this.#counts,
     };
   }
 

@@ -12,6 +12,8 @@ export interface EngineWorkerData {
   kind: "layerscale-engine";
   options: EngineOptions;
   checkPages: boolean;
+  /** See EngineStartOptions; null = as the device likes it. */
+  stepsSubmitted: number | null;
   /** Commands in, reports out. */
   port: MessagePort;
   /** One int32 that grows with each command: the Worker sleeps on it. */

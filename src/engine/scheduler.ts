@@ -4,27 +4,11 @@ import { LS_PAGE_TOKENS } from "./native/abi.gen.ts";
 import type { NativeTransferEvent } from "./native/transfer.ts";
 import { Pulls, type Refused } from "./pulls.ts";
 import { insertByRank, type Sequence, type SequenceOutput } from "./sequence.ts";
-import type { Row, StepResult } from "./step-plan.ts";
+import { prefillBudget, type SchedulerOptions } from "./step-budget.ts";
+import type { Row, StepResult, SubmittedStep } from "./step-plan.ts";
 import type { FinishReason } from "./types.ts";
 
 export type { SequenceOutput } from "./sequence.ts";
-
-export interface SchedulerOptions {
-  /** Token budget of a step. */
-  chunkedPrefillSize: number;
-  maxNumSeqs: number;
-  /** Tokens a sequence may hold. */
-  contextLength: number;
-}
-
-/** Tokens that prefills get in every step, however many sequences decode. */
-const PREFILL_FLOOR = LS_PAGE_TOKENS;
-const prefillFloor = (chunkedPrefillSize: number): number => Math.min(PREFILL_FLOOR, chunkedPrefillSize);
-
-/** Most tokens one step can hold: the budget, or all sequences but one decoding beside a prefill that must not starve. */
-export function maxBatchTokens(options: Pick<SchedulerOptions, "chunkedPrefillSize" | "maxNumSeqs">): number {
-  return Math.max(options.chunkedPrefillSize, options.maxNumSeqs - 1 + prefillFloor(options.chunkedPrefillSize));
-}
 
 /**
  * Decides what each step computes. Pure: no clock and no I/O but the page pool behind KvManager.
@@ -36,6 +20,9 @@ export function maxBatchTokens(options: Pick<SchedulerOptions, "chunkedPrefillSi
  *    holds back all behind it, so a large request is never overtaken for ever.
  * 3. What is left of the token budget goes to prefills, by priority, then fewest tokens left first, so that a short prompt does not
  *    wait for a long one. Against starvation the prefill of highest rank (the oldest) is sure of half.
+ *
+ * A step may be planned while those before it are on the device: they count as done, and the tokens they sample are not known yet. What
+ * closes a running sequence to make room waits until all results are in.
  *
  * A sequence whose KV is pulled from another engine holds slot and pages from its admission and takes no row until they have come.
  * Nothing waits for it. When there are no pages for it, or its pull fails, it becomes an ordinary prompt.
@@ -56,6 +43,8 @@ export class Scheduler {
   #blocked: { sequence: Sequence; releases: number } | null = null;
   /** Pages that the rows planned so far in this step take. */
   #planned = 0;
+  /** Steps whose results have not come. */
+  #submitted = 0;
 
   constructor(
     readonly kv: KvManager,
@@ -71,10 +60,6 @@ export class Scheduler {
   get pulling(): boolean {
     return this.running.some((sequence) => sequence.pulling);
   }
-  /** Pages that the step returned by the last schedule() takes. */
-  get plannedPages(): number {
-    return this.#planned;
-  }
 
   /** The sequence must fit pool and context (the caller refused it otherwise): that is what rules out a deadlock. */
   add(sequence: Sequence): void {
@@ -85,36 +70,41 @@ export class Scheduler {
     insertByRank(this.waiting, sequence);
   }
 
-  /** Rows of the next step; none when nothing can run. */
+  /** Rows of the next step; none when nothing can run before another result has come. */
   schedule(): Row[] {
-    this.#makeRoomForProbe();
+    if (this.#probeNeedsRoom() && !this.#preempt()) return [];
     const before = this.preemptions;
     for (;;) {
       const rows: Row[] = [];
       this.#planned = 0;
-      this.#addDecodes(rows);
+      if (!this.#addDecodes(rows)) return [];
       if (this.preemptions === before) this.#admit();
       this.#addPrefills(rows);
       // Two or more running prefills may hold the pages that each of them needs; a sequence alone always fits.
-      if (rows.length > 0 || this.running.length <= 1 || this.pulling) return rows;
-      this.preemptLast();
+      if (rows.length > 0 || this.running.length <= 1 || this.pulling || !this.#preempt()) return rows;
     }
   }
 
-  #addDecodes(rows: Row[]): void {
-    for (const sequence of this.running.filter((candidate) => candidate.pending === 1 && !candidate.pulling)) {
+  /** @returns false when one has to give way, and cannot yet */
+  #addDecodes(rows: Row[]): boolean {
+    for (const sequence of this.running.filter((candidate) => candidate.pending === 1 && this.#runnable(candidate))) {
       // The last of the running ranks at or below this one, so no planned row is ever preempted.
-      while (sequence.status === "running" && newPages(sequence.numComputed, 1) > this.#free) this.preemptLast();
+      while (sequence.status === "running" && newPages(sequence.numComputed, 1) > this.#free) if (!this.#preempt()) return false;
       if (sequence.status === "running") this.#addRow(rows, sequence, 1);
     }
+    return true;
+  }
+
+  /** Its KV is here, and it goes on after the steps that are submitted, unless a token that is not known yet ends it. */
+  #runnable(sequence: Sequence): boolean {
+    return !sequence.pulling && !(sequence.unresolved > 0 && sequence.fullAt(sequence.numTokens, this.options.contextLength));
   }
 
   #addPrefills(rows: Row[]): void {
-    const { chunkedPrefillSize } = this.options;
-    const budget = Math.max(chunkedPrefillSize - rows.length, prefillFloor(chunkedPrefillSize));
+    const budget = prefillBudget(this.options.chunkedPrefillSize, rows.length);
     // Includes a newcomer whose cached prefix leaves a single token: it was admitted after the decodes were planned.
     const planned = new Set(rows.map((row) => row.sequence));
-    const prefills = this.running.filter((sequence) => !planned.has(sequence) && !sequence.pulling);
+    const prefills = this.running.filter((sequence) => !planned.has(sequence) && this.#runnable(sequence));
     const oldest = prefills[0];
     if (oldest === undefined) return;
     let left = budget;
@@ -211,12 +201,18 @@ export class Scheduler {
    * A health check at the head of the queue asks whether the engine works, not whether it is full: the running sequence of lowest rank
    * gives its place up, one per step, until the check fits.
    */
-  #makeRoomForProbe(): void {
+  #probeNeedsRoom(): boolean {
     const probe = this.waiting[0];
     const last = this.running.at(-1);
-    if (probe === undefined || !probe.internal || last === undefined || last.internal) return;
-    const pages = this.#claimed + newPages(0, probe.numTokens);
-    if (this.running.length >= this.options.maxNumSeqs || pages + this.running.length > this.kv.available) this.preemptLast();
+    if (probe === undefined || !probe.internal || last === undefined || last.internal) return false;
+    return this.running.length >= this.options.maxNumSeqs || this.#claimed + newPages(0, probe.numTokens) + this.running.length > this.kv.available;
+  }
+
+  /** @returns false when results are outstanding: the tokens of who would have to go are not known yet */
+  #preempt(): boolean {
+    if (this.#submitted > 0) return false;
+    this.preemptLast();
+    return true;
   }
 
   /** Pages for all its tokens, beside those that running sequences still claim for theirs, and one spare for each to decode into. */
@@ -249,36 +245,40 @@ export class Scheduler {
     insertByRank(this.waiting, sequence);
   }
 
-  /** Takes a step's result in. Outputs of sequences that got a token, in row order. */
-  apply(rows: readonly Row[], result: StepResult): SequenceOutput[] {
+  /** Takes note that the device has accepted a step. */
+  submitted(rows: readonly Row[]): SubmittedStep {
+    this.#submitted++;
+    for (const { sequence, length, sample } of rows) {
+      sequence.numComputed += length;
+      if (sample) sequence.expect();
+    }
+    this.kv.took(rows.reduce((sum, row) => sum + newPages(row.start, row.length), 0));
+    return { rows, slots: rows.map(({ sequence }) => sequence.slot) };
+  }
+
+  /** Takes the result of the oldest submitted step in. Outputs of sequences that got a token, in row order. */
+  apply({ rows, slots }: SubmittedStep, result: StepResult): SequenceOutput[] {
     if (result.rows.length !== rows.length) throw new EngineError("engine", `step result has ${result.rows.length} rows, the plan had ${rows.length}`);
-    this.kv.settle(result, rows.reduce((sum, row) => sum + newPages(row.start, row.length), 0));
+    this.#submitted--;
+    this.kv.settle(result);
     const outputs: SequenceOutput[] = [];
     rows.forEach(({ sequence, start, length, sample }, index) => {
       const { slot, token, logprob, top } = result.rows[index]!;
-      if (slot !== sequence.slot || (token !== null) !== sample) {
-        throw new EngineError("engine", `step result row ${index}: slot ${slot}, ${token === null ? "no token" : "a token"}; expected slot ${sequence.slot}, ${sample ? "a token" : "no token"}`);
+      if (slot !== slots[index] || (token !== null) !== sample) {
+        throw new EngineError("engine", `step result row ${index}: slot ${slot}, ${token === null ? "no token" : "a token"}; expected slot ${slots[index]}, ${sample ? "a token" : "no token"}`);
       }
-      sequence.numComputed += length;
       if (!sequence.internal) this.promptTokensComputed += Math.max(0, Math.min(start + length, sequence.promptLength) - start);
-      if (token === null) return;
-      sequence.append(token);
-      const finishReason = this.#finishReason(sequence, token);
+      // Ended since, by the token before or from outside: what was computed ahead is nobody's.
+      if (token === null || sequence.status === "finished") return;
+      sequence.resolve(token);
+      const finishReason = sequence.endOf(token, start + length + 1, this.options.contextLength);
       if (finishReason !== null) this.#finish(sequence, finishReason);
       outputs.push({ sequence, token, logprob, top, finishReason });
     });
     return outputs;
   }
 
-  #finishReason(sequence: Sequence, token: number): FinishReason | null {
-    if (sequence.stage) return "length";
-    if (sequence.endsWith(token)) return "stop";
-    const { maxTokens } = sequence.sampling;
-    if (maxTokens !== null && sequence.numGenerated >= maxTokens) return "length";
-    return sequence.numTokens >= this.options.contextLength ? "length" : null;
-  }
-
-  /** Ends a sequence from outside, between steps. null when it has ended already. */
+  /** Ends a sequence from outside. null when it has ended already. */
   abort(sequence: Sequence, finishReason: FinishReason): SequenceOutput | null {
     if (sequence.status === "finished") return null;
     this.#finish(sequence, finishReason);
@@ -293,6 +293,7 @@ export class Scheduler {
       if (sequence.stage && finishReason === "length") this.kv.publish(sequence);
       this.kv.close(sequence);
     } else if (sequence.source !== null) this.kv.drop(sequence.source);
+    sequence.forget();
     sequence.source = null;
     sequence.status = "finished";
     sequence.finishReason = finishReason;

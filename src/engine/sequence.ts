@@ -2,6 +2,9 @@ import { int32Words, splitU64 } from "../util/words.ts";
 import type { RowResult } from "./step-plan.ts";
 import type { FinishReason, KvSource, SamplingParams } from "./types.ts";
 
+/** A token that a submitted step samples: the device puts it in where the next step begins with it. */
+export const UNKNOWN = -1;
+
 export type SequenceStatus = "waiting" | "running" | "finished";
 
 export interface SequenceInit {
@@ -30,6 +33,7 @@ export interface SequenceInit {
  *
  * There is no prefill or decode phase: a step computes the next chunk of [numComputed, numTokens), and the chunk that reaches
  * numTokens samples one more token. A preempted sequence keeps its tokens and starts again from what the cache still has.
+ * A submitted step counts as computed, and the token it samples is UNKNOWN until its result has come.
  * Of a sequence that is pulled, all but the last token count as computed from its opening; no step may touch it until they have come.
  */
 export class Sequence {
@@ -48,8 +52,12 @@ export class Sequence {
   finishReason: FinishReason | null = null;
   /** Native sequence index while running, else -1. */
   slot = -1;
+  /** Includes tokens that a submitted step samples and that are not known yet. */
   numTokens: number;
+  /** Includes what submitted steps compute. */
   numComputed = 0;
+  /** The last so many tokens are UNKNOWN: submitted steps sample them. */
+  unresolved = 0;
   /** Tokens whose pages came from the prefix cache at the last opening. */
   numAttached = 0;
   /** Prompt tokens that were not computed at the first admission: found in the prefix cache, or pulled. */
@@ -111,6 +119,35 @@ export class Sequence {
       this.#tokens = grown;
     }
     this.#tokens[this.numTokens++] = token;
+  }
+
+  /** A step that samples was submitted. */
+  expect(): void {
+    this.append(UNKNOWN);
+    this.unresolved++;
+  }
+
+  /** The oldest token that is not known yet. */
+  resolve(token: number): void {
+    this.#tokens[this.numTokens - this.unresolved--] = token;
+  }
+
+  /** Forgets tokens that nobody waits for any more. */
+  forget(): void {
+    this.numTokens -= this.unresolved;
+    this.unresolved = 0;
+  }
+
+  /** Whether it ends with `numTokens` tokens, whatever they are. */
+  fullAt(numTokens: number, contextLength: number): boolean {
+    const { maxTokens } = this.sampling;
+    return this.stage || (maxTokens !== null && numTokens - this.promptLength >= maxTokens) || numTokens >= contextLength;
+  }
+
+  /** Why it ends with this token as the last of `numTokens`; null = it goes on. */
+  endOf(token: number, numTokens: number, contextLength: number): FinishReason | null {
+    if (!this.stage && this.endsWith(token)) return "stop";
+    return this.fullAt(numTokens, contextLength) ? "length" : null;
   }
 
   endsWith(token: number): boolean {

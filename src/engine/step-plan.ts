@@ -9,9 +9,17 @@ import type { Sequence } from "./sequence.ts";
 export interface Row {
   sequence: Sequence;
   start: number;
+  /** A token that is not known yet is the only one of its row. */
   length: number;
   /** The chunk reaches the sequence's last token: a new one is sampled. */
   sample: boolean;
+}
+
+/** A step that the device has and whose result has not come. */
+export interface SubmittedStep {
+  rows: readonly Row[];
+  /** Of each row, then: by its result the sequence may have ended and its slot be another's. */
+  slots: readonly number[];
 }
 
 export interface RowResult {

@@ -190,6 +190,8 @@ export interface EngineStartOptions {
   onProgress?: (progress: LoadProgress) => void;
   /** Refuse to go on when native page counts differ from the scheduler's arithmetic. Tests switch it on. */
   checkPages?: boolean;
+  /** Steps that the device gets before the first of them is waited for: 1 or 2. By default 2 where the device queues them. */
+  stepsSubmitted?: number;
 }
 
 /** Prefix-cache events, in order. Pages are native page ids; parent null = first page of a prompt. */

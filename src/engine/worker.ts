@@ -6,7 +6,7 @@ import { EngineLoop } from "./loop.ts";
 import type { NativeBackend } from "./native/backend.ts";
 import { FfiBackend } from "./native/ffi-backend.ts";
 import type { Command, EngineWorkerData, Report } from "./protocol.ts";
-import { maxBatchTokens } from "./scheduler.ts";
+import { maxBatchTokens } from "./step-budget.ts";
 import { StepPlan } from "./step-plan.ts";
 import type { EngineOptions } from "./types.ts";
 

@@ -5,6 +5,7 @@ import type { LoadedModel } from "../model/types.ts";
 import { loadEngine, openConfiguredModel, servedModelName, type LoadedEngine } from "../runtime/load-engine.ts";
 import { logger } from "../telemetry/log.ts";
 import { onStopSignal, type StopSignal } from "../util/signals.ts";
+import { within } from "../util/within.ts";
 import { App } from "./app.ts";
 import { KeyCheck } from "./auth.ts";
 import { createCodec } from "./codec.ts";
@@ -18,21 +19,6 @@ const DRAIN_MS = 20_000;
 const ABORT_MS = 2_000;
 const FLUSH_MS = 2_000;
 const ENGINE_STOP_MS = 5_000;
-
-/** Resolves true when `done` comes first, false after `ms` or when `hurry` is aborted. */
-export async function within(done: Promise<unknown>, ms: number, hurry?: AbortSignal): Promise<boolean> {
-  if (hurry?.aborted) return false;
-  const late = Promise.withResolvers<false>();
-  const onHurry = () => late.resolve(false);
-  const timer = setTimeout(onHurry, ms);
-  hurry?.addEventListener("abort", onHurry, { once: true });
-  try {
-    return await Promise.race([done.then(() => true, () => true), late.promise]);
-  } finally {
-    clearTimeout(timer);
-    hurry?.removeEventListener("abort", onHurry);
-  }
-}
 
 type Server = ReturnType<typeof listen>;
 

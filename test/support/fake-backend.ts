@@ -25,6 +25,15 @@ interface Page {
   node: { domain: bigint; parent: number | null; children: Set<number>; used: number } | null;
 }
 
+interface Open {
+  pages: number[];
+  /** Positions with content, submitted steps included. */
+  computed: number;
+  /** As computed, of the steps that were waited for. */
+  completed: number;
+  domain: bigint;
+}
+
 /** The next token as a function of everything before it: any mix-up of pages shows in the output. */
 export function modelToken(tokens: readonly number[], seed: bigint, vocab: number): number {
   let hash = Number(BigInt.asUintN(31, seed)) ^ 0x9e3779b9;
@@ -49,8 +58,8 @@ export class FakeBackend implements NativeBackend {
   #pages: Page[] = [];
   readonly #free: number[] = [];
   readonly #roots = new Map<bigint, Set<number>>();
-  readonly #sequences = new Map<number, { pages: number[]; computed: number; domain: bigint }>();
-  readonly #steps: { plan: number[]; step: number }[] = [];
+  readonly #sequences = new Map<number, Open>();
+  readonly #steps: { plan: number[]; step: number; owners: Open[] }[] = [];
   #events: number[][] = [];
   #clock = 0;
   #evictions = 0;
@@ -103,10 +112,11 @@ export class FakeBackend implements NativeBackend {
       this.#pages[page]!.refs++;
       this.#pages[page]!.node!.used = ++this.#clock;
     }
-    const sequence = { pages, computed: pages.length * PAGE, domain };
+    const sequence: Open = { pages, computed: pages.length * PAGE, completed: 0, domain };
     this.#sequences.set(slot, sequence);
     const cachedTokens = sequence.computed;
     if (this.options.prefixCache) for (const token of this.#head(sequence, tokens.subarray(0, count - 1))) this.#write(sequence, token);
+    sequence.completed = sequence.computed;
     return { slot, cachedTokens, start: sequence.computed };
   }
 
@@ -114,7 +124,7 @@ export class FakeBackend implements NativeBackend {
     const sequence = this.#slot(slot, "ls_seq_close");
     this.transfer?.closed(slot);
     this.#sequences.delete(slot);
-    const full = Math.floor(Math.min(commit, sequence.computed) / PAGE);
+    const full = Math.floor(Math.min(commit, sequence.completed) / PAGE);
     let parent: number | null = null;
     sequence.pages.forEach((id, index) => {
       const page = this.#pages[id]!;
@@ -133,16 +143,19 @@ export class FakeBackend implements NativeBackend {
   }
 
   submit(plan: Int32Array, words: number): void {
+    if (this.#steps.length === 2) throw this.#error(ls_status.LS_STATE, "ls_step_submit", "two steps are submitted already");
     const rows = plan[0]!;
     if (words !== LS_PLAN_HEADER_WORDS + rows * LS_PLAN_ROW_WORDS + plan[1]!) throw this.#error(ls_status.LS_INVALID, "ls_step_submit", `${words} words`);
     if (plan[1]! > this.options.maxBatchTokens) throw this.#error(ls_status.LS_INVALID, "ls_step_submit", `${plan[1]} tokens`);
     const seen = new Set<number>();
+    const owners: Open[] = [];
     let needed = 0;
     for (let row = 0; row < rows; row++) {
       const [slot, start, length] = plan.subarray(LS_PLAN_HEADER_WORDS + row * LS_PLAN_ROW_WORDS) as unknown as [number, number, number];
       const sequence = this.#slot(slot, "ls_step_submit");
       if (seen.has(slot) || start !== sequence.computed || length < 1) throw this.#error(ls_status.LS_INVALID, "ls_step_submit", `slot ${slot} start ${start} length ${length}`);
       seen.add(slot);
+      owners.push(sequence);
       needed += Math.ceil((start + length) / PAGE) - sequence.pages.length;
     }
     const { free, cached } = this.poolStats();
@@ -153,13 +166,13 @@ export class FakeBackend implements NativeBackend {
       const sequence = this.#slot(slot, "ls_step_submit");
       for (let index = 0; index < length; index++) this.#write(sequence, plan[token++]!);
     }
-    this.#steps.push({ plan: Array.from(plan.subarray(0, words)), step: plan[2]! });
+    this.#steps.push({ plan: Array.from(plan.subarray(0, words)), step: plan[2]!, owners });
   }
 
   wait(result: Int32Array): number {
     const submitted = this.#steps.shift();
     if (submitted === undefined) throw this.#error(ls_status.LS_STATE, "ls_step_wait", "nothing submitted");
-    const { plan, step } = submitted;
+    const { plan, step, owners } = submitted;
     this.options.beforeStep?.(step);
     const { free, cached, held, total } = this.poolStats();
     const rows = plan[0]!;
@@ -169,9 +182,16 @@ export class FakeBackend implements NativeBackend {
       const words = plan.slice(LS_PLAN_HEADER_WORDS + row * LS_PLAN_ROW_WORDS);
       const [slot, start, length, flags] = words as [number, number, number, number];
       const seed = (BigInt(words[7]! >>> 0) << 32n) | BigInt(words[6]! >>> 0);
-      const tokens = this.#slot(slot, "ls_step_wait").pages.flatMap((page) => this.#pages[page]!.tokens).slice(0, start + length);
+      // Of a sequence that was closed since, its pages may be another's: it samples something.
+      const owner = this.#sequences.get(slot) === owners[row] ? owners[row]! : null;
+      const tokens = owner?.pages.flatMap((page) => this.#pages[page]!.tokens).slice(0, start + length) ?? [];
+      if (tokens.some((token) => token < 0)) throw this.#error(ls_status.LS_INTERNAL, "ls_step_wait", `slot ${slot} computes a token that nobody sampled`);
       const next = this.options.next ?? ((all: readonly number[], key: bigint) => modelToken(all, key, this.options.vocab));
       const sampled = (flags & LS_ROW_SAMPLE) !== 0 ? next(tokens, seed) : -1;
+      if (owner !== null) {
+        owner.completed = start + length;
+        this.#carry(owner, sampled);
+      }
       const alternatives = sampled < 0 ? 0 : flags >> 8;
       result.set([slot, sampled, floatToWord(sampled < 0 ? 0 : -0.5), alternatives], at);
       at += 4;
@@ -181,6 +201,13 @@ export class FakeBackend implements NativeBackend {
       }
     }
     return at;
+  }
+
+  /** Puts what a sequence sampled where the next step has begun with it. */
+  #carry(owner: Open, sampled: number): void {
+    if (owner.computed <= owner.completed) return;
+    const { tokens } = this.#pages[owner.pages[Math.floor(owner.completed / PAGE)]!]!;
+    if (tokens[owner.completed % PAGE] === -1) tokens[owner.completed % PAGE] = sampled;
   }
 
   clearCache(): void {
@@ -239,10 +266,11 @@ export class FakeBackend implements NativeBackend {
   fill(slot: number, content: readonly number[]): void {
     const sequence = this.#slot(slot, "fill");
     for (; sequence.computed < content.length; sequence.computed++) this.#pages[sequence.pages[Math.floor(sequence.computed / PAGE)]!]!.tokens[sequence.computed % PAGE] = content[sequence.computed]!;
+    sequence.completed = sequence.computed;
   }
 
   /** Leading tokens that some page behind the attached ones shares with the prompt, when there is a page to copy them to. */
-  #head(sequence: { pages: number[]; computed: number; domain: bigint }, prompt: Int32Array): number[] {
+  #head(sequence: Open, prompt: Int32Array): number[] {
     const { free, cached } = this.poolStats();
     if (free + cached === 0) return [];
     let head: number[] = [];
@@ -255,7 +283,7 @@ export class FakeBackend implements NativeBackend {
     return head;
   }
 
-  #write(sequence: { pages: number[]; computed: number }, token: number): void {
+  #write(sequence: Open, token: number): void {
     if (sequence.computed === sequence.pages.length * PAGE) {
       const page = this.#free.pop() ?? this.#evict();
       this.#pages[page] = { tokens: [], refs: 1, node: null };
@@ -284,7 +312,7 @@ export class FakeBackend implements NativeBackend {
     this.#free.push(id);
   }
 
-  #slot(slot: number, call: string): { pages: number[]; computed: number; domain: bigint } {
+  #slot(slot: number, call: string): Open {
     const sequence = this.#sequences.get(slot);
     if (sequence === undefined) throw this.#error(ls_status.LS_INVALID, call, `slot ${slot} is not open`);
     return sequence;

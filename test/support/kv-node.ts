@@ -7,7 +7,7 @@ import {
 } from "../../src/engine/native/abi.gen.ts";
 import { NativeError } from "../../src/engine/native/backend.ts";
 import { FfiBackend, openLibrary } from "../../src/engine/native/ffi-backend.ts";
-import { maxBatchTokens } from "../../src/engine/scheduler.ts";
+import { maxBatchTokens } from "../../src/engine/step-budget.ts";
 import { Sequence } from "../../src/engine/sequence.ts";
 import { StepPlan, type RowResult } from "../../src/engine/step-plan.ts";
 import type { EngineOptions } from "../../src/engine/types.ts";

@@ -3,7 +3,7 @@ import type { EngineOptions } from "../../src/engine/types.ts";
 import { loadEngine, planPool } from "../../src/engine/loader.ts";
 import { FfiBackend } from "../../src/engine/native/ffi-backend.ts";
 import { findLibrary } from "../../src/engine/native/library.ts";
-import { maxBatchTokens } from "../../src/engine/scheduler.ts";
+import { maxBatchTokens } from "../../src/engine/step-budget.ts";
 import { Sequence } from "../../src/engine/sequence.ts";
 import { StepPlan, type Row, type RowResult } from "../../src/engine/step-plan.ts";
 import type { LoadedModel } from "../../src/model/types.ts";

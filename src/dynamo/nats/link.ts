@@ -1,6 +1,7 @@
 import { connect, type ConnectionOptions, type Msg, type NatsConnection, type Subscription } from "@nats-io/transport-node";
 import { logger } from "../../telemetry/log.ts";
 import { PlaneError } from "../request-plane/request-plane.ts";
+import { within } from "../../util/within.ts";
 import type { NatsOptions } from "./options.ts";
 
 /** A server that is not there at the start gets this long. */
@@ -108,9 +109,7 @@ export class NatsLink {
     this.#closed = true;
     this.#listeners.clear();
     const drained = this.#connected ? this.#connection.drain().catch(() => {}) : Promise.resolve();
-    let timer: ReturnType<typeof setTimeout> | undefined;
-    await Promise.race([drained, new Promise((resolve) => (timer = setTimeout(resolve, DRAIN_MS)))]);
-    clearTimeout(timer);
+    await within(drained, DRAIN_MS);
     await this.#connection.close().catch(() => {});
   }
 

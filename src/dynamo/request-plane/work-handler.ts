@@ -1,5 +1,6 @@
 import { logger } from "../../telemetry/log.ts";
 import { descriptorLimit } from "../../util/descriptors.ts";
+import { within } from "../../util/within.ts";
 import { requestFields } from "../../telemetry/trace.ts";
 import { TokenItem } from "../protocol/engine-output.ts";
 import { errorItem, internal, invalid, ProtocolError, shutdown } from "../protocol/errors.ts";
@@ -118,13 +119,8 @@ export class WorkHandler {
   }
 
   /** Resolves true when nothing runs. */
-  async idle(timeoutMs: number): Promise<boolean> {
-    let timer: ReturnType<typeof setTimeout> | undefined;
-    const late = new Promise<boolean>((resolve) => (timer = setTimeout(() => resolve(false), timeoutMs)));
-    const done = Promise.all(this.#running.keys()).then(() => true);
-    const result = await Promise.race([done, late]);
-    clearTimeout(timer);
-    return result;
+  idle(timeoutMs: number): Promise<boolean> {
+    return within(Promise.all(this.#running.keys()), timeoutMs);
   }
 
   async #run(request: IncomingRequest, stop: AbortController): Promise<void> {

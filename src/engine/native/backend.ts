@@ -21,6 +21,8 @@ export interface DeviceInfo {
   isas: string[];
   threads: number;
   name: string;
+  /** It works on submitted steps while nobody waits for them. */
+  queues?: boolean;
   /** Of the CUDA library: versions as 1000 * major + 10 * minor (driver 0 = none), the visible GPUs, and why there are none. */
   driver?: number;
   runtime?: number;

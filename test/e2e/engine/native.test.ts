@@ -5,7 +5,7 @@ import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { Engine } from "../../../src/engine/engine.ts";
 import { EngineError } from "../../../src/engine/errors.ts";
-import type { EngineOptions, FinishedRequest, KvEvent } from "../../../src/engine/types.ts";
+import type { EngineOptions, EngineStartOptions, FinishedRequest, KvEvent } from "../../../src/engine/types.ts";
 import { collect, fakeOptions, request, tinySpec, WORKER_ENTRY } from "../../support/fake-engine.ts";
 import { nativeDevice } from "../../support/native-device.ts";
 import { tinyWeights } from "../../support/tiny-weights.ts";
@@ -23,8 +23,8 @@ beforeAll(async () => {
 });
 afterAll(() => rmSync(directory, { recursive: true, force: true }));
 
-async function engine(overrides: Partial<EngineOptions> = {}): Promise<Engine & AsyncDisposable> {
-  const started = await Engine.start({ ...base, ...overrides }, { workerEntry: WORKER_ENTRY, checkPages: true });
+async function engine(overrides: Partial<EngineOptions> = {}, start: EngineStartOptions = {}): Promise<Engine & AsyncDisposable> {
+  const started = await Engine.start({ ...base, ...overrides }, { workerEntry: WORKER_ENTRY, checkPages: true, ...start });
   return Object.assign(started, { [Symbol.asyncDispose]: () => started.stop() });
 }
 
@@ -68,6 +68,20 @@ describe("the same request gives the same tokens", () => {
       expectSame(round, results.map((result) => result.tokens), expected);
     }
     if (overrides.maxTotalTokens === SMALL_POOL && !device.simulated) expect(together.stats().preemptions).toBeGreaterThan(0);
+    expect(together.stats()).toMatchObject({ pagesHeld: 0, running: 0, waiting: 0, stalls: 0 });
+  });
+
+  test.each([1, 2])("with %d steps submitted at a time, beside answers that are cancelled or stop early", async (stepsSubmitted) => {
+    await using together = await engine({ maxTotalTokens: SMALL_POOL }, { stepsSubmitted });
+    const asked = all.map((index) => collect(together.generate(seeded(index))));
+    const others = all.map(async (index) => {
+      const { tokens } = await collect(together.generate({ ...seeded(index), stopTokenIds: [expected[index]![3]!] }));
+      const abort = new AbortController();
+      for await (const _ of together.generate(seeded((index + 3) % all.length), abort.signal)) if (index % 2 === 0) abort.abort();
+      return tokens;
+    });
+    expectSame("together", (await Promise.all(asked)).map((result) => result.tokens), expected);
+    expectSame("stopped", await Promise.all(others), expected.map((tokens) => tokens.slice(0, tokens.indexOf(tokens[3]!) + 1)));
     expect(together.stats()).toMatchObject({ pagesHeld: 0, running: 0, waiting: 0, stalls: 0 });
   });
 

@@ -1,7 +1,8 @@
 import { KvManager } from "../../../src/engine/kv-manager.ts";
-import { maxBatchTokens, Scheduler, type SequenceOutput } from "../../../src/engine/scheduler.ts";
+import { Scheduler, type SequenceOutput } from "../../../src/engine/scheduler.ts";
 import { Sequence, type SequenceInit } from "../../../src/engine/sequence.ts";
-import { StepPlan, type Row } from "../../../src/engine/step-plan.ts";
+import { maxBatchTokens } from "../../../src/engine/step-budget.ts";
+import { StepPlan, type Row, type SubmittedStep } from "../../../src/engine/step-plan.ts";
 import type { KvSource, TransferOptions } from "../../../src/engine/types.ts";
 import { FakeBackend, type FakeOptions } from "../../support/fake-backend.ts";
 
@@ -12,6 +13,10 @@ export interface Bench {
   backend: FakeBackend;
   plan: StepPlan;
   maxTokens: number;
+  /** Submitted, and not waited for. */
+  submitted: SubmittedStep[];
+  /** Rows whose sequence had ended when their result came. */
+  dead: number;
 }
 
 /** A scheduler over the model backend: no device, no Worker, page counts compared after every step. */
@@ -22,7 +27,7 @@ export function scheduler(options: { pages?: number; maxNumSeqs?: number; chunke
   backend.createPool(pages);
   const transfer = options.transfer ? backend.startTransfer(options.transfer, new Uint8Array(32).fill(options.digest ?? 1)) : null;
   const kv = new KvManager(backend, { prefixCache, strict: true }, transfer);
-  return { scheduler: new Scheduler(kv, { chunkedPrefillSize, maxNumSeqs, contextLength }), backend, plan: new StepPlan(maxNumSeqs, maxTokens), maxTokens };
+  return { scheduler: new Scheduler(kv, { chunkedPrefillSize, maxNumSeqs, contextLength }), backend, plan: new StepPlan(maxNumSeqs, maxTokens), maxTokens, submitted: [], dead: 0 };
 }
 
 let keys = 0;
@@ -58,16 +63,39 @@ export interface StepTrace {
 
 let stepNumber = 0;
 /** One whole step: schedule, pack, submit, wait, unpack, apply. */
-export function step({ scheduler, backend, plan, maxTokens }: Bench): StepTrace {
+export function step(bench: Bench): StepTrace {
+  const rows = submit(bench);
+  return { rows, outputs: rows.length === 0 ? [] : complete(bench) };
+}
+
+/** The first half of a step. */
+export function submit({ scheduler, backend, plan, maxTokens, submitted }: Bench): Row[] {
   const rows = scheduler.schedule();
-  if (rows.length === 0) return { rows, outputs: [] };
+  if (rows.length === 0) return rows;
   const tokens = rows.reduce((sum, row) => sum + row.length, 0);
   if (tokens > maxTokens) throw new Error(`step of ${tokens} tokens, at most ${maxTokens}`);
   if (rows.some((row) => row.length < 1)) throw new Error("an empty chunk was scheduled");
   backend.submit(plan.pack(rows, ++stepNumber).words, plan.length);
-  const outputs = scheduler.apply(rows, plan.unpack(backend.wait(plan.result)));
+  submitted.push(scheduler.submitted(rows));
   backend.checkPool();
-  return { rows, outputs };
+  return rows;
+}
+
+/** The second half, of the oldest step that was submitted. */
+export function complete(bench: Bench): SequenceOutput[] {
+  const { scheduler, backend, plan } = bench;
+  const oldest = bench.submitted.shift()!;
+  bench.dead += oldest.rows.filter(({ sequence }) => sequence.status === "finished").length;
+  const outputs = scheduler.apply(oldest, plan.unpack(backend.wait(plan.result)));
+  backend.checkPool();
+  return outputs;
+}
+
+/** As the engine loop: submits a step, and waits for the oldest one when `depth` are submitted or nothing more can be. */
+export function advance(bench: Bench, depth: number): StepTrace {
+  const rows = submit(bench);
+  const wait = bench.submitted.length >= (rows.length > 0 ? depth : 1);
+  return { rows, outputs: wait ? complete(bench) : [] };
 }
 
 export function steps(bench: Bench, count: number): StepTrace[] {

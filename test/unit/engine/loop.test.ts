@@ -4,7 +4,7 @@ import { EngineLoop } from "../../../src/engine/loop.ts";
 import { NativeError } from "../../../src/engine/native/backend.ts";
 import { ls_status } from "../../../src/engine/native/abi.gen.ts";
 import { unpackOutputs, type Command, type Report } from "../../../src/engine/protocol.ts";
-import { maxBatchTokens } from "../../../src/engine/scheduler.ts";
+import { maxBatchTokens } from "../../../src/engine/step-budget.ts";
 import { StepPlan } from "../../../src/engine/step-plan.ts";
 import { expectedTokens, FakeBackend } from "../../support/fake-backend.ts";
 import { fakeOptions } from "../../support/fake-engine.ts";
@@ -16,15 +16,15 @@ afterEach(() => {
 });
 
 /** A loop in this thread. Commands are sent before run(); a stop among them ends it when they are done. */
-function loop(options: { backend?: (backend: FakeBackend) => void; checkPages?: boolean; pages?: number; clock?: () => number } = {}) {
+function loop(options: { backend?: (backend: FakeBackend) => void; checkPages?: boolean; pages?: number; clock?: () => number; stepsSubmitted?: number } = {}) {
   const engine = fakeOptions({ contextLength: 200 });
-  const { pages = 16, checkPages = false, clock = () => 0 } = options;
+  const { pages = 16, checkPages = false, clock = () => 0, stepsSubmitted = 1 } = options;
   const backend = new FakeBackend({ vocab: 1000, maxSeqs: 8, maxBatchTokens: maxBatchTokens(engine), prefixCache: true });
   backend.createPool(pages);
   options.backend?.(backend);
   const { port1, port2 } = new MessageChannel();
   ports.push(port1, port2);
-  const data = { kind: "layerscale-engine" as const, options: engine, checkPages, port: port2, signal: new Int32Array(new SharedArrayBuffer(4)) };
+  const data = { kind: "layerscale-engine" as const, options: engine, checkPages, stepsSubmitted, port: port2, signal: new Int32Array(new SharedArrayBuffer(4)) };
   const instance = new EngineLoop(backend, new StepPlan(8, maxBatchTokens(engine)), data, 200, clock);
   const send = (command: Command): void => {
     port1.postMessage(command);
@@ -138,6 +138,49 @@ describe("failures are never silent", () => {
     bench.add(1, prompt(10));
     stopWhenIdle(bench);
     expect(() => bench.instance.run()).toThrow("returned step 2, expected 1");
+  });
+});
+
+describe("two steps submitted", () => {
+  test("every token is told once and in order, and the pool is idle after the rest of the results", () => {
+    const bench = loop({ checkPages: true, stepsSubmitted: 2 });
+    for (const key of [1, 2, 3]) bench.add(key, prompt(10 + key), 3 + key);
+    stopWhenIdle(bench);
+    bench.instance.run();
+    const tokens: number[][] = [[], [], []];
+    for (const report of bench.reports()) if (report.kind === "step") for (const { key, token } of unpackOutputs(report.outputs)) tokens[key - 1]!.push(token!);
+    expect(tokens).toEqual([1, 2, 3].map((key) => expectedTokens(prompt(10 + key), 0n, 3 + key, 1000)));
+    expect(bench.backend.poolStats()).toMatchObject({ held: 0, openSeqs: 0 });
+  });
+
+  test("a pause is confirmed when nothing is left on the device", () => {
+    const order: string[] = [];
+    const bench = loop({
+      stepsSubmitted: 2,
+      backend(backend) {
+        const { submit, wait } = { submit: backend.submit.bind(backend), wait: backend.wait.bind(backend) };
+        backend.submit = (plan, words) => {
+          submit(plan, words);
+          order.push(`s${plan[2]}`);
+          if (plan[2] === 3) {
+            bench.send({ kind: "pause", id: 5, paused: true });
+            bench.send({ kind: "stop" });
+          }
+        };
+        backend.wait = (result) => {
+          const words = wait(result);
+          order.push(`w${result[1]}`);
+          return words;
+        };
+      },
+    });
+    bench.add(1, prompt(10), 50);
+    bench.instance.run();
+    expect(order.join(" ")).toBe("s1 s2 w1 s3 w2 w3");
+    const reports = bench.reports();
+    const confirmed = reports.findIndex((report) => report.kind === "done" && report.id === 5);
+    const told = reports.slice(0, confirmed).flatMap((report) => (report.kind === "step" ? [...unpackOutputs(report.outputs)] : []));
+    expect(told.length).toBe(3);
   });
 });
 

@@ -1,7 +1,7 @@
 import { expect, test } from "bun:test";
 import type { Sequence } from "../../../src/engine/sequence.ts";
 import { expectedTokens } from "../../support/fake-backend.ts";
-import { generated, random, scheduler, sequence, step, VOCAB } from "./factories.ts";
+import { advance, generated, random, scheduler, sequence, VOCAB } from "./factories.ts";
 
 interface Tracked {
   sequence: Sequence;
@@ -11,14 +11,14 @@ interface Tracked {
   stepsAlive: number;
 }
 
-const seen = { preemptions: 0, evictions: 0, hits: 0, aborts: 0 };
+const seen = { preemptions: 0, evictions: 0, hits: 0, aborts: 0, ahead: 0, dead: 0 };
 
 /**
  * Random requests, cancels and cache clears against the model backend. After every action: free + cached + held = total and every
  * reference is accounted for (step() checks the pool; page counts are compared with the scheduler's arithmetic). Each request ends
- * exactly once, with the tokens that it would have alone.
+ * exactly once, with the tokens that it would have alone. With two steps submitted, all of this happens while results are outstanding.
  */
-test.each(Array.from({ length: 60 }, (_, seed) => seed))("random trace %d", (seed) => {
+test.each(Array.from({ length: 120 }, (_, index) => [index % 60, 1 + Math.floor(index / 60)] as const))("random trace %d, %d steps submitted", (seed, depth) => {
   const { below, chance } = random(seed * 7919 + 1);
   const pages = 6 + below(40);
   const chunkedPrefillSize = [1, 7, 16, 33, 64, 256][below(6)]!;
@@ -44,7 +44,7 @@ test.each(Array.from({ length: 60 }, (_, seed) => seed))("random trace %d", (see
 
   let work = 150;
   let steps = 0;
-  while (work > 0 || bench.scheduler.hasWork) {
+  while (work > 0 || bench.scheduler.hasWork || bench.submitted.length > 0) {
     if (work > 0 && chance(0.4)) {
       add();
       work--;
@@ -63,8 +63,11 @@ test.each(Array.from({ length: 60 }, (_, seed) => seed))("random trace %d", (see
       bench.backend.checkPool();
     }
     const hadWork = bench.scheduler.hasWork;
-    const { rows, outputs } = step(bench);
-    if (hadWork) expect(rows.length).toBeGreaterThan(0);
+    const before = bench.submitted.length;
+    const { rows, outputs } = advance(bench, depth);
+    // A step that cannot be planned yet waits for a result, never for nothing.
+    if (hadWork) expect(rows.length + before).toBeGreaterThan(0);
+    if (rows.length > 0 && before > 0) seen.ahead++;
     expect(rows.length).toBeLessThanOrEqual(maxNumSeqs);
     for (const { sequence: s, finishReason } of outputs) if (finishReason !== null) tracked.find((entry) => entry.sequence === s)!.ends++;
     if (++steps > 200_000) throw new Error("no end in sight");
@@ -81,6 +84,7 @@ test.each(Array.from({ length: 60 }, (_, seed) => seed))("random trace %d", (see
       expect(tokens.slice(0, -1).some((token) => s.endsWith(token))).toBe(false);
     }
   }
+  seen.dead += bench.dead;
   expect(bench.backend.poolStats()).toMatchObject({ held: 0, openSeqs: 0, total: pages });
   seen.preemptions += bench.scheduler.preemptions;
   seen.evictions += bench.backend.poolStats().evictions;
@@ -88,6 +92,6 @@ test.each(Array.from({ length: 60 }, (_, seed) => seed))("random trace %d", (see
   seen.aborts += tracked.filter((entry) => entry.aborted).length;
 });
 
-test("the traces above preempted, evicted, hit the cache and cancelled", () => {
+test("the traces above preempted, evicted, hit the cache, cancelled, planned ahead, and computed rows for nobody", () => {
   for (const [what, count] of Object.entries(seen)) expect([what, count > 50]).toEqual([what, true]);
 });

@@ -1,5 +1,5 @@
 import { describe, expect, test } from "bun:test";
-import { maxBatchTokens } from "../../../src/engine/scheduler.ts";
+import { maxBatchTokens } from "../../../src/engine/step-budget.ts";
 import { expectedTokens } from "../../support/fake-backend.ts";
 import { chunks, firstToken, generated, runAll, scheduler, sequence, step, steps, VOCAB } from "./factories.ts";
 

@@ -3,7 +3,7 @@ import { afterEach, expect, test } from "bun:test";
 import { MessageChannel, receiveMessageOnPort, type MessagePort } from "node:worker_threads";
 import { EngineLoop } from "../../../src/engine/loop.ts";
 import { type Command, type StepMessage, unpackOutputs } from "../../../src/engine/protocol.ts";
-import { maxBatchTokens } from "../../../src/engine/scheduler.ts";
+import { maxBatchTokens } from "../../../src/engine/step-budget.ts";
 import { StepPlan } from "../../../src/engine/step-plan.ts";
 import type { KvSource } from "../../../src/engine/types.ts";
 import { expectedTokens, FakeBackend } from "../../support/fake-backend.ts";
@@ -26,7 +26,7 @@ function loop(host: string | null, capBytes: number, clock: () => number = () =>
   const native = backend.startTransfer({ host, holdMs: 1, key: null }, new Uint8Array(32));
   const { port1, port2 } = new MessageChannel();
   ports.push(port1, port2);
-  const data = { kind: "layerscale-engine" as const, options: engine, checkPages: true, port: port2, signal: new Int32Array(new SharedArrayBuffer(4)) };
+  const data = { kind: "layerscale-engine" as const, options: engine, checkPages: true, stepsSubmitted: null, port: port2, signal: new Int32Array(new SharedArrayBuffer(4)) };
   const instance = new EngineLoop(backend, new StepPlan(8, maxBatchTokens(engine)), data, 200, clock, { native, capBytes });
   const send = (command: Command): void => {
     port1.postMessage(command);

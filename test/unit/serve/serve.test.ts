@@ -1,7 +1,7 @@
 import { expect, setDefaultTimeout, test } from "bun:test";
 import type { LoadedModel } from "../../../src/model/types.ts";
 import { App } from "../../../src/serve/app.ts";
-import { serveUntilStopped, within } from "../../../src/serve/serve.ts";
+import { serveUntilStopped } from "../../../src/serve/serve.ts";
 import { listen } from "../../../src/serve/server.ts";
 import { fakeEngine, tinySpec } from "../../support/fake-engine.ts";
 import { byteTokenizer } from "./support/byte-tokenizer.ts";
@@ -99,16 +99,4 @@ test("a template that refuses gives 400 with its own words; a model without one,
     expect(response.status).toBe(400);
     expect(((await response.json()) as any).error.message).toContain(words);
   }
-});
-
-test("within: done, late, hurried", async () => {
-  const never = new Promise<void>(() => {});
-  expect(await within(Promise.resolve(), 60_000)).toBe(true);
-  expect(await within(Promise.reject(new Error("x")), 60_000)).toBe(true);
-  expect(await within(never, 1)).toBe(false);
-  expect(await within(never, 60_000, AbortSignal.abort())).toBe(false);
-  const hurry = new AbortController();
-  const waiting = within(never, 60_000, hurry.signal);
-  hurry.abort();
-  expect(await waiting).toBe(false);
 });

@@ -20,7 +20,7 @@ describe("what --model means", () => {
     expect(referenceText(parseReference(text)!)).toBe(text);
   });
 
-  test.each(["/models/Qwen3", "./x", "../x", "~/models/x", "models/", "a/b/c", "model.gguf", "a/model.gguf", "a\\b", "", ".", "..x"].filter((path) => path !== "."))("%p looks like a path and is not there", (text) => {
+  test.each(["/models/Qwen3", "./no-such", "../no-such", "~/models/x", "models/", "a/b/c", "model.gguf", "a/model.gguf", "a\\b", "", ".", "..x"].filter((path) => path !== "."))("%p looks like a path and is not there", (text) => {
     expect(() => parseReference(text)).toThrow(`--model: "${text}" does not exist`);
   });
 
