@@ -21,8 +21,8 @@ const total = { passed: 0, failed: 0 };
 const failures = [];
 const work = mkdtempSync(join(tmpdir(), "layerscale-test-"));
 
-/** Runs a program with output passed through; returns its exit code and text. Every run is bounded. */
-function program(command, commandArgs, env = {}, limitSeconds = 1200) {
+/** Runs a program with output passed through, or kept when `quiet`; returns its exit code and text. Every run is bounded. */
+function program(command, commandArgs, env = {}, limitSeconds = 1200, quiet = false) {
   return new Promise((resolve) => {
     const child = spawn(command, commandArgs, { cwd: root, env: { ...process.env, ...env }, stdio: ["ignore", "pipe", "pipe"] });
     let text = "";
@@ -30,7 +30,7 @@ function program(command, commandArgs, env = {}, limitSeconds = 1200) {
     for (const stream of [child.stdout, child.stderr])
       stream.on("data", (data) => {
         text += data;
-        process.stdout.write(data);
+        if (!quiet) process.stdout.write(data);
       });
     child.on("error", (error) => resolve({ code: 127, text: `${command}: ${error.message}` }));
     child.on("close", (code) => {
@@ -65,20 +65,30 @@ async function bunTask(bun, ...words) {
   if (code !== 0) throw new Error(`build.ts ${words.join(" ")} ended with exit code ${code}`);
 }
 
+/** Calls `body` for all of them, two at a time: most native tests keep one core busy. */
+async function inPairs(items, body) {
+  const left = [...items];
+  const lane = async () => {
+    for (let item = left.shift(); item !== undefined; item = left.shift()) await body(item);
+  };
+  await Promise.all([lane(), lane()]);
+}
+
 /** Native test programs print `N passed, N failed`; the kernels' ones walk every instruction set the machine has, and the emulated ones. */
 async function nativeTests(bun, flavours) {
   for (const [flavour, task] of flavours) {
     if (!(await step(`native tests build (${flavour})`, () => bunTask(bun, task)))) continue;
-    for (const test of JSON.parse(readFileSync(join(root, "dist", `native-tests-${flavour}.json`), "utf8"))) {
+    await inPairs(JSON.parse(readFileSync(join(root, "dist", `native-tests-${flavour}.json`), "utf8")), async (test) => {
       const name = `${flavour} ${test.name}`;
       say(name);
       const [command, ...words] = test.command;
-      const { code, text } = await program(command, words, { ASAN_OPTIONS: "detect_leaks=1", UBSAN_OPTIONS: "halt_on_error=1:print_stacktrace=1" }, 600);
+      const { code, text } = await program(command, words, { ASAN_OPTIONS: "detect_leaks=1", UBSAN_OPTIONS: "halt_on_error=1:print_stacktrace=1" }, 900, true);
+      process.stdout.write(`${name}:\n${text}`);
       const found = [...text.matchAll(/^(\d+) passed, (\d+) failed$/gm)].pop();
       // Fuzzers and the check of exported symbols are one test each: they tell by their exit code.
       const [passed, failed] = found ? [Number(found[1]), Number(found[2])] : code === 0 ? [1, 0] : [0, 1];
       count(name, passed, code !== 0 && failed === 0 ? 1 : failed);
-    }
+    });
   }
 }
 
