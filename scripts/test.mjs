@@ -82,7 +82,7 @@ async function nativeTests(bun, flavours) {
       const name = `${flavour} ${test.name}`;
       say(name);
       const [command, ...words] = test.command;
-      const { code, text } = await program(command, words, { ASAN_OPTIONS: "detect_leaks=1", UBSAN_OPTIONS: "halt_on_error=1:print_stacktrace=1" }, 900, true);
+      const { code, text } = await program(command, words, { ASAN_OPTIONS: "detect_leaks=1", UBSAN_OPTIONS: "halt_on_error=1:print_stacktrace=1" }, 600, true);
       process.stdout.write(`${name}:\n${text}`);
       const found = [...text.matchAll(/^(\d+) passed, (\d+) failed$/gm)].pop();
       // Fuzzers and the check of exported symbols are one test each: they tell by their exit code.

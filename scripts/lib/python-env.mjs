@@ -1,8 +1,7 @@
 // Python environments with the real Dynamo frontend and the reference libraries that tests compare with; one per Dynamo release.
 import { existsSync, mkdirSync, renameSync, rmSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
-import { cacheDir } from "./paths.mjs";
-import { contentHash } from "./paths.mjs";
+import { cacheDir, contentHash } from "./paths.mjs";
 import { output, run, runShowing, say } from "./run.mjs";
 
 /** The release that the worker is written for, then those whose frontends it is tested with too. */

@@ -20,22 +20,24 @@ export function output(command, args, options = {}) {
 
 /** As run, but of its standard output only the lines that `shown` gives a text for. */
 export function runShowing(command, args, shown) {
-  return new Promise((resolve, reject) => {
-    const child = spawn(command, args, { stdio: ["ignore", "pipe", "inherit"] });
+  return started(command, args, { stdio: ["ignore", "pipe", "inherit"] }, (child) =>
     createInterface(child.stdout).on("line", (line) => {
       const text = shown(line);
       if (text !== null) process.stderr.write(`    ${text}\n`);
-    });
-    child.on("error", (error) => reject(new Error(`${command} cannot be started: ${error.message}`)));
-    child.on("close", (code, signal) => (code === 0 ? resolve() : reject(new Error(`${command} ${args.slice(0, 3).join(" ")} … ended with ${signal ?? `exit code ${code}`}`))));
-  });
+    }),
+  );
 }
 
 /** Runs a program with its output passed through; rejects with its exit code in the text. */
 export function run(command, args, options = {}) {
+  return started(command, args, { stdio: "inherit", ...options }, () => {});
+}
+
+function started(command, args, options, watch) {
   return new Promise((resolve, reject) => {
-    const child = spawn(command, args, { stdio: "inherit", ...options });
+    const child = spawn(command, args, options);
+    watch(child);
     child.on("error", (error) => reject(new Error(`${command} cannot be started: ${error.message}`)));
-    child.on("exit", (code, signal) => (code === 0 ? resolve() : reject(new Error(`${command} ${args.slice(0, 3).join(" ")} … ended with ${signal ?? `exit code ${code}`}`))));
+    child.on("close", (code, signal) => (code === 0 ? resolve() : reject(new Error(`${command} ${args.slice(0, 3).join(" ")} … ended with ${signal ?? `exit code ${code}`}`))));
   });
 }
